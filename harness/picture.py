@@ -21,8 +21,8 @@ CELLS = "".join((SAME, NONE, *WRONG))
 
 RowKind = Literal["read", "shifted", "nonlinear", "right", "wrong", "nan", "infinite", "zero", "constant"]
 """What a row of a picture shows of a query; see `Picture.rows`."""
-WITH_WEIGHTS: tuple[RowKind, ...] = ("read", "shifted", "nonlinear")
-"""Rows that have weights."""
+WITH_WEIGHTS: tuple[RowKind, ...] = ("read", "shifted")
+"""Rows whose weights are shown: with what is added, if anything, they are the whole output."""
 
 
 class Picture(Part):
@@ -52,7 +52,7 @@ class Picture(Part):
     )
     rows: tuple[RowKind, ...] = Field(
         description="what was read of each query: read, its weights; shifted, weights and something that is added to the "
-        "output; nonlinear, weights that do not add up to the output; and without weights: right or wrong, which were not "
+        "output; and without weights: nonlinear, whose weights do not add up to the output, right or wrong, which were not "
         "read, nan, infinite, zero, and constant, which does not depend on V"
     )
 
@@ -64,7 +64,9 @@ class Picture(Part):
         if any(len(column) != queries for column in columns) or len(self.key_indices) != keys:
             raise ValueError(f"not every part of the picture has {queries} queries and {keys} keys")
         for expected, read, cells, kind in zip(self.expected, self.read, self.cells, self.rows, strict=True):
-            wanted = keys if kind in WITH_WEIGHTS else 0
+            wanted = (
+                keys if kind in WITH_WEIGHTS else len(cells) if kind == "nonlinear" else 0
+            )  # older pictures had some
             if len(expected) != keys or {len(read), len(cells)} != {wanted} or set(cells) - set(CELLS):
                 raise ValueError(
                     f"a query that is {kind} has {keys} expected weights, {wanted} weights and cells of {CELLS}"

@@ -189,6 +189,7 @@ class Finding(Part):
         """The diagnosis and the place, with one full stop at the end."""
         text = self.diagnosis if self.does else f"{self.where}: {self.diagnosis}"
         text = f"Only where {self.only}: {text}" if self.only else text
+        text = f"Not in the catalogue, but read off: {text}" if self.id == OPERATOR else text
         return f"{text.rstrip('.')}."
 
     @property

@@ -34,6 +34,11 @@ _MAX_CAUSES = 3
 # Most characters of a test that a terminal or an assertion shows: more are numbers.
 _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
+_WRONG = {
+    "output": "wrong", "lse-wrong": "log-sum-exps wrong", "input-written": "input overwritten",
+    "outside": "memory outside of its tensors written",
+}  # fmt: skip
+"""Faults in words; others are such words."""
 
 
 def _not_covered(result: KernelResult) -> list[str]:
@@ -175,14 +180,14 @@ def _where(result: KernelResult) -> list[Block]:
     if (tried := result.tried) is not None:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
+        among = f"Within {words((), tried.context)}: " if tried.context else ""
+        where = f"exactly where {words(tried.rule)}" if tried.rule else "on every call"
+        said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} {where}"
         listed_ = " A list holds those of the values that were tried." if lists else ""
         part = f" Of such a sequence, only where {words(tried.part)}." if tried.part else ""
         rivals = "".join(f", or where {words(rule)}, which no call separates" for rule in tried.rivals)
-        within = f"Of calls with {words((), tried.context)}, w" if tried.context else "W"
         made = [
-            Line(
-                f"{within}rong {f'exactly where {words(tried.rule)}' if tried.rule else 'on every call'}{rivals}.{part}"
-            ),
+            Line(f"{said[0].upper()}{said[1:]}{rivals}.{part}"),
             Line(
                 f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
                 "quiet",

@@ -36,11 +36,11 @@ _CELLS = {
     ELSEWHERE: ("from elsewhere", "magenta", svg.PALETTE["chart-unparsed"]),
     NONE: ("rightly none", "dim", ""),
 }
-# Of a row without weights, or whose weights are not the whole output: the sign of each of its cells, and its words.
+# Of a row without weights, or with more than weights: the sign of each of its cells, and its words.
 _ROWS: dict[RowKind, tuple[str, str]] = {
     "nan": ("N", "NaN"), "infinite": ("I", "infinite"), "zero": ("0", "zero"), "constant": ("C", "constant"),
     "right": ("=", "right, not read"), "wrong": ("?", "wrong, not read"), "shifted": ("+", "something is added"),
-    "nonlinear": ("&", "not the whole output"),
+    "nonlinear": ("&", "its weights are not the whole output"),
 }  # fmt: skip
 
 # CSS pixels: the room of a page, the largest cell, the smallest whose sign can be told from others, and around a panel.
@@ -65,7 +65,7 @@ def caption(picture: Picture) -> str:
 def _grids(picture: Picture) -> dict[str, list[str]]:
     """The three panels by title: rows of signs; a query without weights has its own sign for every key."""
     difference = [
-        cells or _ROWS[kind][0] * len(picture.key_indices)
+        cells if kind in WITH_WEIGHTS else _ROWS[kind][0] * len(picture.key_indices)
         for cells, kind in zip(picture.cells, picture.rows, strict=True)
     ]
     seen = str.maketrans({UNSEEN: NONE, **dict.fromkeys((WRONGLY_SEEN, WRONG_WEIGHT, ELSEWHERE), SAME)})

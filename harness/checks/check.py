@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Unpack
@@ -18,7 +18,8 @@ from assay.harness.attention.kernels import exits_raised
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
-from assay.harness.checks.check_findings import MatrixRun, not_endured, outside_first, shape_in
+from assay.harness.attention.shapes import Shape
+from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
@@ -33,8 +34,9 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
-from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.experiment import Experiments, Lab, Place, experiment, wrong_sequences
+from assay.harness.localize.diagnose import STATE_KEPT, diagnose
+from assay.harness.localize.experiment import Experiments, Lab, Place, experiment
+from assay.harness.localize.faults import OUTPUT, Came, Fault
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
@@ -53,8 +55,9 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 # Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong; and failing calls to begin at.
-_EXPERIMENTS_S, _BASES = 10.0, 6
+# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong, and less for what else is wrong
+# with it; failing calls to begin at; and most things of which it is sought.
+_EXPERIMENTS_S, _BASES, _MOST_FAULTS = 10.0, 6, 3
 
 
 @dataclass(frozen=True)
@@ -124,23 +127,27 @@ def check(
     with few_threads(task.calls):
         examined = _examined(task, guard, repeats, journal)
         findings = examined.findings()
-        seconds = _ENDURANCE_S[options.get("size", "small")]
+        seconds, late = _ENDURANCE_S[options.get("size", "small")], None
         if not serious(findings) and (wrong := endure(guard, examined.run.results, task.runs, seconds)):
             findings.append(not_endured(*wrong, task.again))
+            late = wrong[0]
         result = _result(task, examined, findings, options)
         run = examined.run
-        if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
+        if read_out != 0 and len(task.made) > 1 and run.results and examined.faults:
             journal.write("stands", result=result, reading=False)
-            experiments = _experiments(examined, journal)
+            came = [(shape, what) for shape, _, what in examined.came]
+            experiments = explore(guard, task.calls, came, journal, examined.faults)
+            first = next(iter(experiments.values()))
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
-                    "tried": experiments.tried,
-                    "axes": experiments.axes,
+                    "tried": first.tried,
+                    "axes": first.axes,
                 }
             )
-            run = replace(run, results=(*run.results, *(computed for _, computed in experiments.kept)))
-    result = concluded(result, guard, run, task.path, read_out, journal)
+            kept = experiments[OUTPUT].kept if OUTPUT in experiments else ()
+            run = replace(run, results=(*run.results, *(computed for _, computed in kept)))
+    result = concluded(result, guard, run, task.path, read_out, journal, late=late)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
 
@@ -152,6 +159,7 @@ def concluded(
     read_out: float | Reader | None,
     journal: Journal,
     recorded: bool = False,
+    late: AttentionCall | None = None,
 ) -> KernelResult:
     """Add to a result the smallest failing call, and what can be read off a wrong kernel.
 
@@ -163,19 +171,27 @@ def concluded(
         read_out: as in `check`.
         journal: gets the result as it stands before each, which a kernel may not survive.
         recorded: whether the calls were recorded.
+        late: a call on which it became wrong after many runs.
     """
     journal.write("stands", result=result, reading=False)
-    with few_threads([computed.call for computed in run.results]):
-        smallest = smallest_call(guard, run, result.findings, path)
-    findings = smallest.named_in(result.findings)
-    shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
-    result = result.model_copy(update=shown)
-    if not serious(findings):
+    if not serious(result.findings):
         return result
+    from assay.harness.checks.fresh import in_fresh_process
     from assay.harness.checks.observed import READ_OUT_S, Reader
 
+    with few_threads([computed.call for computed in run.results]):
+        smallest = smallest_call(guard, run, result.findings, path)
+        smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
+    findings = smallest.named_in(findings)
+    shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
+    result = result.model_copy(update=shown)
+    if keeps_state(findings):  # what is read of it, or tried, depends on the calls before
+        return result.model_copy(update={"tried": None, "axes": ()})
+
     reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
-    wanted = reader.wants(findings, run.results)
+    # What a kernel does to its inputs, or by chance, is not read off calls that are right.
+    wrong = any(computed.fails for computed in run.results) or any(finding.id == STATE_KEPT for finding in findings)
+    wanted = wrong and reader.wants(findings, run.results)
     journal.write("stands", result=result, reading=wanted)
     if not wanted:
         return result
@@ -249,23 +265,40 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
     return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)
 
 
-def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
-    """Try under which condition a kernel is wrong, on calls like those of the matrix."""
-    guard, results = examined.guard, examined.results
-    calls = [call for _, call in examined.asked]
+def explore(
+    guard: Guard,
+    calls: Sequence[AttentionCall],
+    came: Sequence[tuple[Shape, Came]],
+    journal: Journal,
+    faults: Mapping[str, Fault],
+) -> dict[str, Experiments]:
+    """Try under which condition each thing is wrong with a kernel, on calls like these.
+
+    Args:
+        guard: the kernel.
+        calls: the calls whose head dims, dtypes and device it is asked for.
+        came: what came of them, with their shapes, the smallest first.
+        journal: gets each call.
+        faults: what is wrong on some of them, by name.
+    """
     device = str(calls[0].q.device)
-    clock, most = budget_clock(device), _EXPERIMENTS_S
-    lab = Lab(
-        Guard(guard.kernel, guard.assay, journal, guard.memory),
-        frozenset((call.q.shape[2], call.v.shape[2]) for call in calls),
-        tuple(dict.fromkeys(call.q.dtype for call in calls)),
-        device,
-        lambda: clock() > most,
-    )
-    small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
-    shaped = [(shape_in(case, result.call), result) for case, result in small]
-    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in shaped if result.fails]
-    return experiment(lab, failing[:_BASES], shaped)
+    dims = frozenset((call.q.shape[2], call.v.shape[2]) for call in calls)
+    dtypes = tuple(dict.fromkeys(call.q.dtype for call in calls))
+    tried: dict[str, Experiments] = {}
+    for name, fault in list(faults.items())[:_MOST_FAULTS]:
+        asked = Guard(guard.kernel, guard.assay, journal, guard.memory)
+        spent = _spent(device, _EXPERIMENTS_S / (1 + len(tried)))
+        lab = Lab(asked, dims, dtypes, device, spent, fault=fault, name=name)
+        told = [(shape, lab.told(shape, what)) for shape, what in came]
+        failing = [Place(shape, wrong.index(True)) for shape, wrong in told if True in wrong]
+        tried[name] = experiment(lab, failing[:_BASES], came)
+    return tried
+
+
+def _spent(device: str, seconds: float) -> Callable[[], bool]:
+    """Return what tells whether so much time is over, from now on."""
+    clock = budget_clock(device)
+    return lambda: clock() > seconds
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:
@@ -325,6 +358,20 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
         KernelRefused: the kernel refuses the call.
     """
     __tracebackhide__ = True  # pytest shows the test and the kernel
+    if why := why_wrong(kernel, call, noise):
+        raise AssertionError(why)
+
+
+def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = None, reads: bool = True) -> str:
+    """Explain why a kernel is wrong on a call; empty if it is correct. Arguments and errors are those of `assert_correct`.
+
+    Args:
+        kernel: the kernel.
+        call: the call.
+        noise: quantisation whose noise is allowed.
+        reads: whether a kernel that is wrong is read.
+    """
+    __tracebackhide__ = True
     name, loaded = named(kernel)
     declared = declared_with(declaration(loaded), noise)
     guard = Guard(loaded, declared)
@@ -334,20 +381,21 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     result = measure(call, out, declared.noise)
     changed = [name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor)]
     if changed:
-        raise AssertionError(f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them")
+        return f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"
     if guard.written:
-        raise AssertionError(f"{where}: the kernel {guard.written[0][1]}")
+        return f"{where}: the kernel {guard.written[0][1]}"
     if result.lse_errors is not None and result.lse_errors.wrong:
         [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
-        raise AssertionError(f"{where}: {wrong.diagnosis}")
-    if result.fails:
-        [bug, *_] = diagnose(KernelRun((result,)))
-        own, bound = result.worst_cell
-        observed = _asserted().sentence(guard, result)
-        raise AssertionError(
-            f"{where}: own error {percent(own)}; noise explains at most "
-            f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
-        )
+        return f"{where}: {wrong.diagnosis}"
+    if not result.fails:
+        return ""
+    own, bound = result.worst_cell
+    off = f"{where}: own error {percent(own)}; noise explains at most {percent(bound)}"
+    if not reads:
+        return off
+    [bug, *_] = diagnose(KernelRun((result,)))
+    observed = _asserted().sentence(guard, result)
+    return f"{off}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
 
 
 @cache

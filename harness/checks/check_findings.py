@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
@@ -16,21 +17,33 @@ from assay.harness.checks.coverage import DECLARABLE, advice_on, separating
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.localize import axes
 from assay.harness.localize.call_conditions import describe
-from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, diagnose
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
+from assay.harness.localize.diagnose import (
+    CALL_REFUSED,
+    INPUT_WRITTEN,
+    NONDETERMINISM,
+    STATE_KEPT,
+    TITLES,
+    also,
+    diagnose,
+)
 from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
+from assay.harness.localize.faults import OUTPUT, OUTSIDE, Came, Fault, faults_of, kind_of, shows
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.guarded_memory import over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
+from assay.harness.localize.lse import LSE_FINDINGS, LSE_WRONG
 from assay.harness.localize.raised import RAISED
 from assay.harness.localize.rules import words
 from assay.harness.text import percent
-from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in its
 # declaration: there it is a statement, and not a matter of what happened to be refused.
 _LEAST_COVERED = 0.9
 LEAST_LEFT = 0.1
 """Share of the calls that were asked for that a declaration must leave for a pass."""
+NO_EXPERIMENTS: Mapping[str, Experiments] = {}
 # Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers.
 _ONE_LAYER = 0.8
 
@@ -100,60 +113,72 @@ class MatrixRun:
             if why in breaches and (claimed(case) or not why.startswith(RAISED))
         )
 
-    def findings(self, experiments: Experiments = NOTHING_TRIED) -> list[Finding]:
+    @cached_property
+    def came(self) -> list[tuple[Shape, AttentionCall, Came]]:
+        """All calls with what came of them, the smallest first."""
+        came: list[tuple[Case, AttentionCall, Came]] = [(case, result.call, result) for case, result in self.results]
+        case_of = {id(call): case for case, call in self.asked}
+        came += [(case_of[id(call)], call, why) for call, why in self.run.refused]
+        came.sort(key=lambda row: (row[1].k.numel(), row[1].q.numel()))
+        return [(shape_in(case, call), call, what) for case, call, what in came]
+
+    @cached_property
+    def faults(self) -> dict[str, Fault]:
+        """The faults that show on some call, by name: outputs first."""
+        every = faults_of(why for _, why in self.broken)
+        return {name: fault for name, fault in every.items() if any(shows(fault, came) for _, _, came in self.came)}
+
+    def findings(self, experiments: Mapping[str, Experiments] = NO_EXPERIMENTS) -> list[Finding]:
         """List what is wrong: the bugs first, then how the kernel broke its contract.
 
         Args:
-            experiments: what they found. What is said holds on their calls too.
+            experiments: what they found, by fault. What is said of outputs holds on their calls too.
         """
-        again, findings = self.again, [*self._bugs(experiments), *self._breaches()]
+        again, outside = self.again, list[Finding]()
+        findings = [*self._bugs(experiments.get(OUTPUT, NOTHING_TRIED)), *self._breaches(experiments)]
+        name_of = {INPUT_WRITTEN: INPUT_WRITTEN} | dict.fromkeys(LSE_FINDINGS, LSE_WRONG)
+        findings = [_tried(finding, experiments.get(name_of.get(finding.id, ""))) for finding in findings]
         if failed := self.run.failed_repeats:
             call, why = failed[0]
             where = f"{len(failed)} calls, when repeated"
             findings.append(breach(why, where, (example(call),), again))
         if shared := self.guard.shared:
             how = "returns the memory of an earlier output, which its caller may still hold"
-            findings.append(breach(how, f"{len(shared)} calls", (example(shared[0]),), again))
+            outside.append(breach(how, f"{len(shared)} calls", (example(shared[0]),), again))
         if written := self.guard.written:
             call, how = min(written, key=lambda pair: (pair[0].k.numel(), pair[0].q.numel()))
             number = len({id(call) for call, _ in written})
-            findings.append(_outside(how, f"{number} calls", call, again))
+            outside.append(_tried(_outside(how, f"{number} calls", call, again), experiments.get(OUTSIDE)))
         if read := over_reads(self.guard.ask, self.run.results):
-            findings.append(_outside(read[1], "calls that are out of bounds", read[0], again))
-        return findings
+            outside.append(_outside(read[1], "calls that are out of bounds", read[0], again))
+        # Memory that is not its own changes between calls: that its answers do too is evidence of it, and no state that it keeps.
+        changing = [finding for finding in findings if outside and finding.id in (STATE_KEPT, NONDETERMINISM)]
+        for finding in changing:
+            outside[0] = also(outside[0], finding)
+        return [*(finding for finding in findings if finding not in changing), *outside]
 
     def _bugs(self, experiments: Experiments) -> list[Finding]:
-        """Diagnose the computed cases, and the calls of experiments; unexplained errors again on the calls that can be wrong."""
-        every = [*((shape_in(case, result.call), result) for case, result in self.results), *experiments.kept]
+        """Diagnose the computed cases; what is said holds on the calls of experiments too."""
         rule = experiments.tried.rule if experiments.tried else ()
-        results = [result for _, result in every]
-        run = replace(
-            self.run,
-            results=tuple(results if any(prop.feature == "layer" for prop in rule) else _in_one_layer(results)),
-        )
-        where = words(rule, experiments.tried.context) if experiments.tried and rule else ""
-        findings = _diagnosed(run, self.again, where)
-        if not _unexplained(findings) or experiments.tried is None:
-            return findings
-        there = [result for result, (shape, _) in zip(run.results, every, strict=True) if experiments.there(shape)]
-        named = _diagnosed(KernelRun(tuple(there)), self.again, where)
-        return findings if _unexplained(named) else named
+        results, drawn = list(self.run.results), [result for _, result in experiments.kept]
+        if not any(prop.feature == "layer" for prop in rule):
+            moved = _in_one_layer([*results, *drawn])
+            results, drawn = moved[: len(results)], moved[len(results) :]
+        run = replace(self.run, results=tuple(results), drawn=tuple(drawn))
+        return [f for f in diagnose(run, self.again, experiments.tried) if f.id != CALL_REFUSED]
 
-    def _breaches(self) -> list[Finding]:
-        """Make one finding for each kind of exception, and one for outputs that break the contract."""
-        others = conditions_of(self.computed)  # not those that it raised on too, and does not claim
+    def _breaches(self, experiments: Mapping[str, Experiments]) -> list[Finding]:
+        """Make one finding for each place that raises, and one for outputs that break the contract."""
         kinds: dict[str, list[tuple[Case, str]]] = {}
         for case, why in self.broken:
-            kinds.setdefault(why.partition(":")[0], []).append((case, why))
+            kinds.setdefault(kind_of(why), []).append((case, why))
         call_of = {case.name: call for case, call in self.made}
         findings = []
-        for some in kinds.values():
-            cases = [case for case, _ in some]
-            only = axes.words(axes.confining(conditions_of(cases), others, conditions_of(self.left_out)))
-            where = f"{len(some)} of {len(self.made)} calls" + (f", only where {only}" if only else "")
-            calls = (call_of[case.name] for case in cases)
+        for kind, some in kinds.items():
+            calls = (call_of[case.name] for case, _ in some)
             smallest = min(calls, key=lambda call: (call.k.numel(), call.q.numel()))
-            findings.append(breach(some[0][1], where, (f"smallest such call: {describe(smallest)}",), self.again))
+            where, shown = f"{len(some)} of {len(self.made)} calls", f"smallest such call: {describe(smallest)}"
+            findings.append(_tried(breach(some[0][1], where, (shown,), self.again), experiments.get(kind)))
         return findings
 
     def missing(self, asked: Sequence[str], excluded: int, skips_bfloat16: bool) -> tuple[str, ...]:
@@ -175,9 +200,17 @@ class MatrixRun:
         )
 
 
-def conditions_of(cases: Sequence[Case]) -> list[axes.Conditions]:
-    """List the conditions of cases."""
-    return [case.condition for case in cases]
+def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
+    """Say in a finding the condition that was tried, if there is one."""
+    if experiments is None or (tried := experiments.tried) is None or not (tried.rule or tried.context):
+        return finding
+    counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
+    return finding.model_copy(
+        update={
+            "only": words(tried.rule, tried.context),
+            "evidence": (*finding.evidence, f"the condition was tried on calls that were drawn to refute it: {counts}"),
+        }
+    )
 
 
 def outside_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -193,6 +226,51 @@ def not_endured(call: AttentionCall, how: str, again: str) -> Finding:
         id=STATE_KEPT, title=TITLES[STATE_KEPT], severity="serious", where=f"{call.phase}, after many runs",
         diagnosis=f"the kernel {how}", evidence=(f"the call: {describe(call)}",), reproduce=again,
     )  # fmt: skip
+
+
+def state_kept(findings: Sequence[Finding], calls: Sequence[str], times: int, again: str) -> list[Finding]:
+    """Put a state that was shown in fresh processes first, in place of what was said of outputs that depend on it.
+
+    Args:
+        findings: of the check.
+        calls: the calls, in words: the last is right alone, and wrong after the others.
+        times: the run of the last in which it is wrong, where it is made alone.
+        again: a command that repeats the check.
+    """
+    if times > 1:
+        where = f"in run {times} of the same call"
+        right = "first run" if times == 2 else f"first {times - 1} runs"
+        text = f"in a fresh process the kernel is right in the {right} of a call, and wrong in run {times}"
+        does = f"keeps state between calls: a call that is right at first is wrong in its run {times}"
+    else:
+        where = "after another call" if len(calls) == 2 else f"after {len(calls) - 1} other calls"
+        text = f"in a fresh process the kernel is right on a call alone, and wrong on it {where}"
+        does = f"keeps state between calls: a call that is right alone is wrong {where}"
+    kinds = (UNEXPLAINED, STATE_KEPT, NONDETERMINISM, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN)
+    named = [
+        f'its wrong outputs were also explained as "{finding.title}"' for finding in findings if finding.id in BY_ID
+    ]
+    return [
+        Finding(
+            id=STATE_KEPT, title=TITLES[STATE_KEPT], severity="serious", where=where, diagnosis=text, does=does,
+            evidence=(*(f"first: {call}" for call in calls[:-1]), f"{'the call' if times > 1 else 'then'}: {calls[-1]}", *named),
+            reproduce=again,
+        ),
+        *(finding for finding in findings if finding.id not in kinds and finding.id not in BY_ID),
+    ]  # fmt: skip
+
+
+def keeps_state(findings: Sequence[Finding]) -> bool:
+    """Return True if fresh processes showed that a kernel keeps state."""
+    return any(finding.id == STATE_KEPT and finding.does for finding in findings)
+
+
+def only_of_chance(findings: Sequence[Finding], shown: bool) -> list[Finding]:
+    """Leave out that a kernel keeps state, where it is not deterministic; or call that nondeterminism, where that is `shown`."""
+    if any(finding.id == NONDETERMINISM for finding in serious(findings)):
+        return [finding for finding in findings if finding.id != STATE_KEPT]
+    title = {"id": NONDETERMINISM, "title": TITLES[NONDETERMINISM]}
+    return [finding.model_copy(update=title) if shown and finding.id == STATE_KEPT else finding for finding in findings]
 
 
 def shape_in(case: Case, call: AttentionCall) -> Shape:
@@ -217,14 +295,6 @@ def _outside(how: str, where: str, call: AttentionCall, again: str) -> Finding:
 def example(call: AttentionCall) -> str:
     """Name a call as the example of a finding."""
     return f"for example {describe(call)}"
-
-
-def _diagnosed(run: KernelRun, again: str, where: str) -> list[Finding]:
-    return [finding for finding in diagnose(run, again, where) if finding.id != CALL_REFUSED]
-
-
-def _unexplained(findings: Sequence[Finding]) -> bool:
-    return any(finding.id == UNEXPLAINED for finding in findings)
 
 
 def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, default_device
+from assay.harness.attention.shapes import shape_of
 from assay.harness.backend import Backend
-from assay.harness.checks.check import concluded
+from assay.harness.checks.check import concluded, explore
 from assay.harness.checks.check_findings import breach, example
 from assay.harness.checks.observed import Reader
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
@@ -20,11 +21,14 @@ from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
+from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.diagnose import CALL_REFUSED, diagnose
+from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
+from assay.harness.localize.faults import OUTPUT, WrongOutputs
 from assay.harness.localize.guard import Guard, run_calls
 from assay.harness.localize.kernel_runs import KernelRun, measure, worst_of
 from assay.harness.localize.threads import few_threads
-from assay.harness.text import counted, ranges
+from assay.harness.text import counted, listed, ranges
 from assay.harness.verdict import Finding, serious
 from assay.worker import UNREAD, Journal
 
@@ -64,9 +68,10 @@ def replay(
         run = run_calls(guard, calls, repeats=len(calls))
         if not guard.breaches:
             run.require_results()
+        experiments, untried = _explored(guard, run, journal) if read_out != 0 else (NOTHING_TRIED, ())
         findings = [
             finding
-            for finding in diagnose(run, reproduce)
+            for finding in _diagnosed(run, reproduce, experiments)
             if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
         ]
     broken = [call for call, why in (*run.refused, *run.failed_repeats) if why in guard.breaches]
@@ -76,8 +81,8 @@ def replay(
     envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
     seconds = time.monotonic() - start
     result = _result(
-        kernel, run, _Examined(pack, recorded, chosen, unread=unread), findings, seconds, reproduce, envelope
-    )
+        kernel, run, _Examined(pack, recorded, chosen, unread=unread), findings, seconds, reproduce, envelope, untried
+    ).model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
     return concluded(result, guard, run, kernel, read_out, journal, recorded=True)
 
 
@@ -116,6 +121,7 @@ def replay_recorded(
     findings = diagnose(run, reproduce)
     why = not_run or "a backend of SGLang's runs only in a server"
     not_tested = f"nondeterminism, state and overwritten inputs were not tested: {why}"
+    experiments, untried = NOTHING_TRIED, tuple[str, ...]()
     if guard:
         smallest: dict[bool, AttentionCall] = {}
         for call in sorted((result.call for result in run.results), key=lambda call: call.k.shape[0]):
@@ -127,22 +133,49 @@ def replay_recorded(
             not_tested = f"nondeterminism, state and overwritten inputs were not tested: {not_run}"
         else:
             run = replace(here, results=run.results + here.results)
-            findings = diagnose(run, reproduce)
+            if reader is not None:
+                experiments, untried = _explored(guard, run, journal)
+            findings = _diagnosed(run, reproduce, experiments)
             not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
     seconds = time.monotonic() - start
     left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
-    said = (not_tested, left_out) if examined.left_out else (not_tested,)
+    said = (not_tested, *[left_out] * bool(examined.left_out), *untried)
     result = _result(candidate.name, run, examined, findings, seconds, reproduce, not_tested=said, not_run=not_run)
+    result = result.model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
     if guard is None or not_run:
         return _read_passively(result, reader or Reader(), examined, run, served)
     if reader is None or not reader.wants(findings, run.results):
         return result
     journal.write("stands", result=result, reading=True)
-    observed = reader.observe(findings, guard, run.results, recorded=True)
+    observed = reader.observe(findings, guard, run.results, recorded=True, tried=result.tried)
     result = result.model_copy(update={"findings": observed.findings})
     if observed.read is None or observed.read.all.wrong:
         return result
     return _read_passively(result, reader, examined, run, served)  # it is wrong only in its server
+
+
+def _explored(guard: Guard, run: KernelRun, journal: Journal) -> tuple[Experiments, tuple[str, ...]]:
+    """Try under which condition a kernel is wrong on calls of recorded shapes; or say why it was not tried."""
+    failing = sorted((o.call for o in run.results if o.fails), key=lambda call: (call.k.numel(), call.q.numel()))
+    if not failing:
+        return NOTHING_TRIED, ()
+    results = sorted(run.results, key=lambda result: (result.call.k.numel(), result.call.q.numel()))
+    calls, came = [result.call for result in results], [(shape_of(result.call), result) for result in results]
+    experiments = explore(guard, calls, came, journal, {OUTPUT: WrongOutputs()})[OUTPUT]
+    if experiments.place is not None:
+        return experiments, ()
+    why = "with numbers that are drawn, calls of these shapes are right"
+    try:
+        (shape := shape_of(failing[0])).make(0)
+    except (LookupError, ValueError):
+        what = listed([*shape.asked, *[shape.data] * (shape.data != "normal")])
+        why = f"{describe(failing[0])}{f', with {what},' * bool(what)} cannot be drawn again"
+    return experiments, (f"it was not tried under which condition the kernel is wrong: {why}",)
+
+
+def _diagnosed(run: KernelRun, reproduce: str, experiments: Experiments) -> list[Finding]:
+    drawn = tuple(result for _, result in experiments.kept)
+    return diagnose(replace(run, drawn=drawn), reproduce, experiments.tried)
 
 
 def _read_passively(

@@ -57,6 +57,11 @@ class Tried(Part):
     A sequence within the context is wrong if it has all properties, and right if it lacks one: on every call that was run.
     """
 
+    fault: str = Field(
+        "output",
+        description='what is wrong there: "output", "lse-wrong", "input-written", "outside" of the tensors, or how the contract is '
+        "broken, in words that follow the kernel's name",
+    )
     rule: tuple[Property, ...]
     context: dict[str, Value] = Field({}, description="values of features to which the condition is limited")
     wrong: int = Field(
@@ -125,8 +130,10 @@ class KernelResult(Part, RunRecord):
     findings: tuple[Finding, ...] = Field((), description="what is wrong, named where a hypothesis fits")
     missing: tuple[str, ...] = Field((), description="requirements of a pass that were not tested")
     not_run: str = Field("", description="why the kernel was not run, as when it ended its process; empty otherwise")
-    smallest: str = Field("", description="the smallest failing call that was found, in words; empty if none fails")
-    test: str = Field("", description="source of a pytest file that shows the smallest failing call; may be empty")
+    smallest: str = Field(
+        "", description="the smallest failing call, and if it fails in a fresh process; empty if none fails"
+    )
+    test: str = Field("", description="source of a pytest file that failed in a fresh process; empty if none did")
     again: str = Field("", description="a command that repeats this; empty for a kernel that no command can name")
     seconds: float = 0.0
     traceback: str = Field("", description="of the first exception that the kernel raised")

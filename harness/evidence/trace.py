@@ -138,7 +138,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
             f"{place} is empty: no pass was traced.",
             "a request that was sent while the control named this label",
             "check that the server was started with ASSAY_TRACE, and see its log; "
-            "passes that are replayed CUDA graphs cannot be traced: start the server without them",
+            "of a server with CUDA graphs, passes that they replay cannot be traced",
         )
     if len({header.request for parts in passes.values() for header, _ in parts}) > 1:
         raise EvidenceError(

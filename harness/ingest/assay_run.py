@@ -7,6 +7,7 @@ from pathlib import Path
 from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.ingest.asked import Asked
 from assay.harness.ingest.result import CitedFinding, Fact, FileDocument
 from assay.harness.ingest.result_set import ReadResults, ResultItem, ResultSet, results_reader
 from assay.harness.ingest.source_file import SourceFile
@@ -88,15 +89,12 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             version=manifest.packages.get("assay", ""),
             task=f"questions of {spec.workload.data}",
             metric="right",
-            shots=0,
-            model=manifest.model,
-            tokenizer=manifest.model_hash,
-            sampling={"temperature": "0", "max_tokens": str(spec.workload.token_limit)},
-            settings={
-                "candidate": spec.candidate.backend,
-                "order_seed": str(spec.workload.order_seed),
-                "device": spec.device,
-            },
+            asked=Asked(
+                task={"shots": 0, "tokenizer": manifest.model_hash},
+                generation={"temperature": 0, "max_tokens": spec.workload.token_limit},
+                served={"model": manifest.model, "candidate": spec.candidate.backend, "device": spec.device},
+            ),
+            settings={"order_seed": str(spec.workload.order_seed)},
             adaptive=True,
             higher_is_better=True,
             items=tuple(_item(item, given[item.id]) for item in asked if item.id in given),

@@ -11,7 +11,6 @@ from assay.harness.ingest.assay_run import basis_of, report_of
 from assay.harness.ingest.comparison import SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
 from assay.harness.ingest.pairing import (
     BEYOND_STOP,
-    NO_SAMPLES,
     ItemPair,
     ItemPairing,
     decide_either_way,
@@ -72,12 +71,12 @@ class Loaded:
 
 def _result(
     left: Loaded, right: Loaded, verdict: Verdict, why: Sequence[Statement], checks: Sequence[Check],
-    answers: ComparedAnswers | None = None,
+    answers: ComparedAnswers | None = None, notes: Sequence[Statement] = (),
 ) -> Comparison:  # fmt: skip
     kind: Literal["runs", "answers"] = "runs" if left.reader.id == "assay-run" else "answers"
     return Comparison(
         verdict=verdict, created=timestamp(), kind=kind, why=tuple(why), a=left.file, b=right.file, checks=tuple(checks),
-        answers=answers,
+        answers=answers, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -121,13 +120,12 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         flips=tuple(flips[:_FLIPS_SHOWN]),
         lengths=lengths,
     )
-    ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
     no_measure = "failed" if a_failed else "gain" if overall.high < 0 and not overall.either_way else ""
     # A result that is compared with its copy passes whatever the candidate computes.
     same = left.run == right.run and left.source.is_copy_of(right.source)
     checks = [
-        *_checks(left, right, leading, list(firsts.values())),
-        *_ends_checks(lengths, ends, no_measure),
+        *_checks(left, right, [task for task in tasks if task in leading or task.of_no_scale], list(firsts.values())),
+        *_ends_checks(lengths, pairs, no_measure),
         Requirement("two-results", sides=SIDES).met(not same, state("bytes-compared", same=same)),
     ]
     worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
@@ -149,12 +147,12 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         decided, why = "inconclusive", [*(state("of-task", task=task.name, why=task.why) for task in open_), *why]
     if decided == "pass" and any(check.status in ("missing", "failed") for check in checks):
         decided = "inconclusive"
-    return _result(left, right, decided, why, checks, answers)
+    changed = next((pairing.differences.changed for pairing in firsts.values()), ())
+    notes = [state("served-differently", changed=changed)] if changed else []
+    return _result(left, right, decided, why, checks, answers, notes)
 
 
-def _ends_checks(
-    lengths: AnswerLengths | None, ends: Sequence[tuple[AnswerEnd, AnswerEnd]], no_measure: str
-) -> Iterator[Check]:
+def _ends_checks(lengths: AnswerLengths | None, pairs: Sequence[ItemPair], no_measure: str) -> Iterator[Check]:
     """Check lengths and ends of the answers, unless A's are no measure."""
     if no_measure:
         outcome = state("lengths-no-measure", why=no_measure)
@@ -163,25 +161,32 @@ def _ends_checks(
         )
         return
     yield check_lengths(lengths, SIDES) if lengths else _NO_LENGTHS
-    yield check_ends(ends, SIDES)
+    ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs]
+    yield check_ends(ends, SIDES, units=[a.key for a, _ in pairs])
 
 
 def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
-    """Compare the lengths of the answers; repeats of a document count once. None where a side does not record them."""
-    known = [(a, b, a.tokens, b.tokens) for a, b in pairs if a.tokens is not None and b.tokens is not None]
+    """Compare the lengths of the answers; repeats of a document count once. None where a side wrote none.
+
+    They are in characters where a side does not record tokens.
+    """
+    counted = any(a.tokens is not None and b.tokens is not None for a, b in pairs)
+    of = [(a, b, a.tokens if counted else a.characters, b.tokens if counted else b.characters) for a, b in pairs]
+    known = [(a, b, mine, theirs) for a, b, mine, theirs in of if mine is not None and theirs is not None]
     ends = [
         (AnswerEnd(a.finish, mine, text=a.answer), AnswerEnd(b.finish, theirs, text=b.answer))
         for a, b, mine, theirs in known
     ]
-    return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known]) if ends else None
+    return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known], counted=counted) if ends else None
 
 
 def _task(a: ResultSet, b: ResultSet, pairing: ItemPairing, rule: Rule, adaptive: bool) -> ComparedTask:
-    known = {name: getattr(a, name) for name in ("task", "metric", "shots")} | {
-        "again": pairing.again, "differs": pairing.differs, "unpaired": tuple(pairing.unpaired),
+    known: dict[str, object] = {
+        "task": a.task, "metric": a.metric, "shots": a.asked.shots, "again": pairing.again, "differs": pairing.differs,
+        "unpaired": tuple(pairing.unpaired),
     }  # fmt: skip
-    if pairing.refused or (not pairing.pairs and pairing.unpaired[-1:] and pairing.unpaired[-1].id == NO_SAMPLES):
-        decided = decide_unpaired(a, b, rule, decides=not pairing.refused)
+    if pairing.alone:
+        decided = decide_unpaired(a, b, rule, decides=not pairing.differs)
         why = (*([state("not-same-question", differs=pairing.differs)] if pairing.differs else []), *decided.why)
         return decided.model_copy(update={**known, "why": why})
     if pairing.of_perplexity:
@@ -222,14 +227,15 @@ def _checks(
         for finding in loaded.reading.findings
         if finding.severity != "info"
     ]
-    unrecorded = sorted(
-        {side for side, these, those in sides for name in these if name in those and not these[name].recorded}
-    )
+    unrecorded = sorted({side for pairing in pairings for side in pairing.differences.unrecorded})
     same = Requirement("same-settings", sides=SIDES)
     yield Requirement("files-sound", sides=SIDES).met(not doubts, state("doubts", doubts=doubts))
     yield Requirement("same-tasks", sides=SIDES).met(not only, state("tasks-in-one", only=only))
     if unrecorded and not differs:
-        yield same.check("not checked", state("settings-not-recorded", sides=unrecorded))
+        yield same.check(
+            "missing" if any(len(pairing.differences.unrecorded) == 1 for pairing in pairings) else "not checked",
+            state("settings-not-recorded", sides=unrecorded),
+        )
     else:
         yield same.met(not differs, state("questions-differ", differs=differs))
     yield Requirement("scores-agree", sides=SIDES).met(not apart, state("stated-scores", apart=apart))

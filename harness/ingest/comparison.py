@@ -15,6 +15,8 @@ from assay.harness.verdict import Check, Decided, Verdict
 
 ComparedKind = Literal["answers", "runs", "tensors", "trace"]
 SIDES = ("A", "B")
+OFF_SCALE = "off-scale"
+"""Documents of a score that is not from 0 to 1, or to 100, such as of a difference: they cannot be paired."""
 LISTED = 200
 """Most differing tensors and unpaired names in a result; they are counted beyond that."""
 
@@ -26,7 +28,7 @@ class Unpaired(Worded):
 
     id: str = Field(
         description="stable: other-prompt, other-target, only-in-a, only-in-b, repeated, not-scored, skipped-in-a, skipped-in-b, "
-        "no-samples, beyond-stop"
+        "no-samples, off-scale, beyond-stop"
     )
     count: int
     examples: tuple[str, ...] = Field(description="keys of the first of them")
@@ -61,7 +63,7 @@ class ComparedTask(Part):
         False, description="which way is better is not recorded: a pass holds either way, and a change is no regression"
     )
     pairs: int = 0
-    again: int = Field(0, description="documents that both hold more than once; each counts once")
+    again: int = Field(0, description="pairs beyond the first of a document; all pairs of a document count once")
     a: float = Field(0.0, description="mean score")
     b: float = 0.0
     lost: int = 0
@@ -79,6 +81,11 @@ class ComparedTask(Part):
     def changed(self) -> bool:
         """True if it changed by more than the margin, which may be better or worse, or is better than is to be believed."""
         return any(why.values.get("outcome") == "changed" for why in self.why)
+
+    @property
+    def of_no_scale(self) -> bool:
+        """True if it is a score whose best is not known."""
+        return any(gap.id == OFF_SCALE for gap in self.unpaired)
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ members are compressed with Zstandard, which Python reads from 3.14 on; here pya
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.asked import Asked
 from assay.harness.ingest.result import CitedFinding
 from assay.harness.ingest.result_set import (
     ReadResults,
@@ -25,7 +27,6 @@ from assay.harness.ingest.result_set import (
     StatedScore,
     better_if_higher,
     cached,
-    flat,
     json_object,
     results_reader,
     warning,
@@ -172,16 +173,31 @@ def _scorers(samples: list[dict[str, Any]], wanted: str, path: Path) -> list[str
 
 
 def _messages(sample: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the prompt: what was sent before the model's first answer; attachments stand where inspect_ai moved long texts to."""
-    attached = sample.get("attachments") or {}
-    for message in sample.get("messages") or ():
-        if message.get("role") == "assistant":
+    """Yield the prompt: what was sent before the model's first answer; attachments stand where inspect_ai moved long texts to.
+
+    Worked examples are messages of the assistant too. Those that the model wrote are marked; in a log without marks, they are those
+    that the sample's input does not have.
+    """
+    attached, messages, given = sample.get("attachments") or {}, sample.get("messages") or [], sample.get("input")
+    told = [_text(message) for message in given] if isinstance(given, list) else []
+    marked = any(map(_generated, messages))
+    for message in messages:
+        text = _text(message)
+        if message.get("role") == "assistant" and (_generated(message) if marked else text not in told):
             return
-        content = message.get("content")
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, sort_keys=True)
         for key, value in attached.items():
             text = text.replace(f"attachment://{key}", value)
-        yield f"{message.get('role')}: {text}"
+        yield text
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, sort_keys=True)
+    return f"{message.get('role')}: {text}"
+
+
+def _generated(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant" and bool(message.get("source") == "generate" or message.get("model"))
 
 
 def _score(sample: Mapping[str, Any], scorer: str) -> tuple[Mapping[str, Any], str]:
@@ -210,7 +226,7 @@ def _better_if_higher(header: Mapping[str, Any], scorer: str, values: list[Any])
 def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
     (score, _), value = _score(sample, scorer), _value(sample, scorer)
     number = _VALUES.get(value) if isinstance(value, str) else value
-    usable = isinstance(number, (bool, int, float)) and 0 <= number <= 1 and not sample.get("error")
+    usable = isinstance(number, (bool, int, float)) and math.isfinite(number) and not sample.get("error")
     output = sample.get("output") or {}
     choices = list(output.get("choices") or ())
     message = choices[0]["message"] if choices else {}
@@ -244,30 +260,37 @@ def _set(
         version=str((evaluated.get("packages") or {}).get("inspect_ai", "")),
         task=str(evaluated.get("task", path.stem)),
         metric=scorer,
-        shots=shots,
-        model=str(evaluated.get("model", "")),
-        template=prompt_hash(json.dumps((header.get("plan") or {}).get("steps") or [], sort_keys=True)),
-        task_version=str(evaluated.get("task_version", "")),
-        sampling=flat({key: value for key, value in config.items() if key not in _SENDING}),
-        definition=_definition(header, evaluated),
+        asked=Asked.of(
+            evaluated.get("model"),
+            evaluated.get("model_args"),
+            task=_definition(header, evaluated)
+            | {
+                "shots": shots,
+                "template": prompt_hash(json.dumps((header.get("plan") or {}).get("steps") or [], sort_keys=True)),
+                "version": evaluated.get("task_version"),
+            },
+            generation={key: value for key, value in config.items() if key not in _SENDING},
+            limits={"limit": (evaluated.get("config") or {}).get("limit") or "none"},
+            served={"base_url": evaluated.get("model_base_url")},
+            answers=_asked(header, evaluated),
+        ),
         stated=_stated(header, scorer),
-        limit=str(limit).lower() if (limit := (evaluated.get("config") or {}).get("limit")) else "none",
-        asked=_asked(header, evaluated),
-        settings={"base_url": str(evaluated.get("model_base_url") or ""), "created": str(evaluated.get("created", ""))},
+        settings={"created": str(evaluated.get("created", ""))},
         items=tuple(items),
     )
 
 
-def _definition(header: Mapping[str, Any], evaluated: Mapping[str, Any]) -> dict[str, str]:
-    """Return what defines the task; of a file on a disk, the name."""
+def _definition(header: Mapping[str, Any], evaluated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what defines the task."""
     dataset, config = evaluated.get("dataset") or {}, evaluated.get("config") or {}
     scores = (header.get("results") or {}).get("scores") or ()
-    return flat({
+    return {
         "task_args": evaluated.get("task_args"),
-        "dataset": {"name": dataset.get("name"), "location": Path(str(dataset.get("location") or "")).name},
-        "scorers": evaluated.get("scorers") or [{"name": score.get("name"), "options": score.get("params")} for score in scores],
+        "dataset": {name: dataset.get(name) for name in ("name", "location")},
+        "scorers": evaluated.get("scorers")
+        or [{"name": score.get("name"), "options": score.get("params")} for score in scores],
         "config": {key: value for key, value in config.items() if not key.startswith(_RUNNING)},
-    })  # fmt: skip
+    }
 
 
 def _stated(header: Mapping[str, Any], scorer: str) -> StatedScore | None:

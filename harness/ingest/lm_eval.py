@@ -16,7 +16,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.asked import Asked, arguments_of
 from assay.harness.ingest.guessing import below_guessing
 from assay.harness.ingest.result import (
     CitedFinding,
@@ -31,12 +33,11 @@ from assay.harness.ingest.result_set import (
     StatedScore,
     better_if_higher,
     cached,
-    flat,
     json_object,
     json_rows,
     read_object,
     results_reader,
-    texts,
+    warning,
 )
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
@@ -53,7 +54,6 @@ _MEANS = (*_SHARES, "acc_norm")
 # Metrics of log-likelihoods: of each document the sum, with its words or bytes; of a last word, as in LAMBADA, alone.
 _PERPLEXITIES = ("word_perplexity", "byte_perplexity", "perplexity")
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
-_SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
 # What a task's config names and does not define it by, or what is compared by itself.
 _NAMES = ("task", "task_alias", "tag", "group", "group_alias", "metadata", "num_fewshot", "generation_kwargs")
 
@@ -111,6 +111,11 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         sets += [score for score in alone if (score.task if metric else score.name) not in sampled]
     # Tasks that were run one after the other are one result, and a task that was run again is another one.
     again = max(Counter(score.name for sets in runs.values() for score in sets).values(), default=0) > 1
+    of = {tuple(sorted(sets[0].asked.served.items())): sets[0] for sets in runs.values() if sets}
+    if len(of) > 1 and not again:
+        named = ", ".join(f"{score.task} of {dict(served) or 'an unknown model'}" for served, score in of.items())
+        title = "The tasks were not all run on one server"
+        reading.findings.append(warning("several-servers", title, source.path.name, f"{named}."))
     reading.sets = [
         score.model_copy(update={"run": f"{score.model} {date}" if again else ""})
         for date, sets in sorted(runs.items())
@@ -228,14 +233,14 @@ def _task(samples: Path, document: Mapping[str, Any], wanted: str, reading: Read
             if metric in (*_MEANS, *_PERPLEXITIES)
             else None
         )
-        yield _set(name, f"{metric},{filter_}", document).model_copy(update={
-            "stated": None if stated is None else StatedScore(value=stated),
-            "items": _items([row for row in answered if row.get("filter", "none") == filter_], metric),
+        rows = [row for row in answered if row.get("filter", "none") == filter_]
+        yield _set(name, f"{metric},{filter_}", document, rows).model_copy(update={
+            "stated": None if stated is None else StatedScore(value=stated), "items": _items(rows, metric),
         })  # fmt: skip
 
 
-def _set(name: str, metric: str, document: Mapping[str, Any]) -> ResultSet:
-    """Return what a results file states of a task, for one of its scores; empty if there is no file."""
+def _set(name: str, metric: str, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> ResultSet:
+    """Return what a results file states of a task, and its samples' requests, for one of its scores; empty if there is no file."""
     run, config = document.get("config") or {}, (document.get("configs") or {}).get(name) or {}
     higher = (document.get("higher_is_better") or {}).get(name) or {}
     base = metric.partition(",")[0]
@@ -244,24 +249,36 @@ def _set(name: str, metric: str, document: Mapping[str, Any]) -> ResultSet:
         version=str(document.get("lm_eval_version", "")),
         task=name,
         metric=metric,
-        shots=shots if isinstance(shots := document.get("n-shot", {}).get(name), int) else None,
-        model=str(document.get("model_name") or run.get("model_args", "")),
-        tokenizer=_tokenizer(run.get("model_args")),
-        template=str(document["chat_template_sha"] or "none") if "chat_template_sha" in document else "",
-        task_version=str(document.get("versions", {}).get(name, "")),
-        sampling=_sampling(config, run),
-        definition=_definition(config, document),
-        settings=texts(run, _SETTINGS) | {"git": str(document.get("git_hash", "") or "")},
+        asked=Asked.of(
+            document.get("model_name") or run.get("model_args"),
+            run.get("model_args"),
+            task={
+                **{key: value for key, value in config.items() if key not in _NAMES},
+                "shots": document.get("n-shot", {}).get(name),
+                "template": (document["chat_template_sha"] or "none") if "chat_template_sha" in document else None,
+                "version": document.get("versions", {}).get(name),
+                "system_instruction": document.get("system_instruction"),
+            },
+            # The task's own, over them those of the command, and over both what was sent.
+            generation={
+                **(config.get("generation_kwargs") or {}),
+                **arguments_of(run.get("gen_kwargs")),
+                **next(
+                    (part for row in rows for request in _requests(row) for part in request if isinstance(part, dict)),
+                    {},
+                ),
+            },
+            limits={"limit": _limit(run["limit"])} if "limit" in run else None,
+            served={"engine": run.get("model")},
+            answers=_questions(name, document.get("n-samples") or {}, {}, frozenset()),
+        ),
+        settings={"git": str(document.get("git_hash") or "")},
         higher_is_better=higher[base] if isinstance(higher.get(base), bool) else better_if_higher(base),
-        limit=_limit(run["limit"]) if "limit" in run else "",
-        asked=_questions(name, document.get("n-samples") or {}, {}, frozenset()),
     )
 
 
-def _limit(limit: object) -> str:
-    """Return a limit of documents as text: 250.0 and "250" are one limit."""
-    number = re.fullmatch(r"(\d+)(?:\.0)?", str(limit))
-    return number[1] if number else str(limit).lower()
+def _limit(limit: object) -> object:
+    return "none" if limit in (None, "None") else limit
 
 
 def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tuple[str, str]]:
@@ -269,7 +286,9 @@ def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tup
     named = [(metric, row.get("filter", "none"), row) for row in rows for metric in row.get("metrics", ())]
     with_score = {(name, f) for name, f, row in named if _score(row, name) is not None or _of_perplexity(row, name)}
     scored = [pair for pair in dict.fromkeys((name, f) for name, f, _ in named) if pair in with_score]
-    scored.sort(key=lambda pair: pair[0] in _PERPLEXITIES)
+    # Scores from 0 to 1 can be pooled and have the exact test, so they lead.
+    beyond = {name for name, _, row in named if not 0 <= (_score(row, name) or 0) <= 1}
+    scored.sort(key=lambda pair: (pair[0] in _PERPLEXITIES, pair[0] in beyond))
     if not wanted:
         return scored or [("none", "none")]
     metric, _, filter_ = wanted.partition(",")
@@ -290,7 +309,7 @@ def _score(row: Mapping[str, Any], metric: str) -> float | None:
         isinstance(value, list) and value and all(isinstance(part, bool) for part in value)
     ):  # such as of each instruction
         value = sum(value) / len(value)
-    return float(value) if isinstance(value, (bool, int, float)) and 0 <= value <= 1 else None
+    return _number(value)
 
 
 def _of_perplexity(row: Mapping[str, Any], metric: str) -> tuple[float, int] | None:
@@ -313,9 +332,13 @@ def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
         else:
             answer, parsed, target = _first(row["resps"]), _first(row["filtered_resps"]), str(row.get("target", ""))
         of = _of_perplexity(row, metric)
+        sent = [part for request in _requests(row) for part in request if not isinstance(part, dict)]
         items.append(ResultItem(
             loglikelihood=of and of[0], units=of[1] if of else 0,
-            key=str(row["doc_hash"]), prompt_hash=str(row["prompt_hash"]), question=_question(row), target=target, answer=answer,
+            key=str(row["doc_hash"]), question=_question(row), target=target, answer=answer,
+            # The hash that lm-eval writes is of the first request alone.
+            prompt_hash=f"{row['prompt_hash']}{prompt_hash(json.dumps(sent)) if sent else ''}",
+            characters=None if given or of else len(_first(row["resps"])),
             parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
         ))  # fmt: skip
     return tuple(items)
@@ -326,31 +349,6 @@ def _first(responses: Any) -> str:
     while isinstance(responses, list) and len(responses) == 1:
         responses = responses[0]
     return responses if isinstance(responses, str) else json.dumps(responses, ensure_ascii=False)
-
-
-def _tokenizer(arguments: Any) -> str:
-    """Return the tokenizer, where the arguments of the model name one: a string "a=b,c=d", or a mapping (with ``--config``)."""
-    if not isinstance(arguments, dict):
-        arguments = dict(part.split("=", 1) for part in str(arguments or "").split(",") if "=" in part)
-    return str(arguments.get("tokenizer") or "")
-
-
-def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of generation: those of the task, and over them those of the command, which may be a text."""
-    more = run.get("gen_kwargs") or {}
-    given = {**(config.get("generation_kwargs") or {}), **(more if isinstance(more, dict) else {"gen_kwargs": more})}
-    return {key: str(value) for key, value in sorted(given.items())} if config else {}
-
-
-def _definition(config: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, str]:
-    """Return what defines a task; of files on a disk, the name."""
-    if not config:
-        return {}
-    settings = flat({key: value for key, value in config.items() if key not in _NAMES})
-    settings |= {
-        key: Path(text).name for key, text in settings.items() if key.startswith("dataset_") and text.startswith("/")
-    }
-    return settings | flat(texts(document, ("system_instruction",)))
 
 
 _QUESTION = ("question", "query", "problem", "input", "prompt", "goal", "ctx", "sentence", "text")
@@ -431,7 +429,10 @@ def _loglikelihood(response: Any) -> float:
 # The printed table (0.4.2 to 0.4.13, ``lm_eval.utils.make_table``). A line with the model and its settings stands above each, so a
 # file may hold several runs. One task has a row for each filter and metric; a cell that is empty repeats the one above.
 # vllm (pretrained=org/model,add_bos_token=true), gen_kwargs: (None), limit: 250.0, num_fewshot: 5, batch_size: auto
-_RUN = re.compile(r"(?P<run>[\w-]+ \(.*\), gen_kwargs: .*, limit: .*, num_fewshot: .*)")
+_RUN = re.compile(r"[\w-]+ \(.*\), gen_kwargs: .*, limit: .*, num_fewshot: .*")
+_NAMED = re.compile(
+    r"(?P<engine>[\w-]+) \((?P<model>.*)\), gen_kwargs: (?P<generation>.*), limit: (?P<limit>[^,]*), num_fewshot"
+)
 # |Tasks|Version|     Filter     |n-shot|  Metric   |   |Value|   |Stderr|
 _HEAD = re.compile(
     r"\| *(?:Tasks|Groups) *\| *Version *\| *Filter *\| *n-shot *\| *Metric *\|.*\| *Value *\|.*\| *Stderr *\|"
@@ -466,7 +467,7 @@ class PrintedTables:
         """Read a line. Returns True if it is of a table."""
         text = line.strip()
         if named := _RUN.fullmatch(text):
-            self._run = f"{named['run']} (line {number})"
+            self._run = f"{named[0]} (line {number})"
         elif row := _row(text, self._above):
             self._above = row
             quoted = Excerpt(first=number, last=number, text=one_line(text))
@@ -495,13 +496,16 @@ def table_results(source: SourceFile, wanted: str) -> ReadResults:
     for number, line in source.lines():
         reading.read += printed.read(number, line)
     for run, rows in printed.runs.items():
-        limit = re.search(r"limit: ([^,]+),", run)
+        named = _NAMED.match(run)
         for task, version, filter_, shots, metric, score, error, arrow in (row for row, _ in rows):
             if wanted in ("", metric, f"{metric},{filter_}"):
                 reading.sets.append(ResultSet(
                     tool="lm-eval", run=run, task=task, metric=f"{metric},{filter_}",
-                    shots=int(shots) if shots.isdecimal() else None, task_version=version,
-                    model=run.partition(", gen_kwargs")[0], limit=_limit(limit[1]) if limit else "",
+                    asked=Asked.of(
+                        run.partition(", gen_kwargs")[0], named and named["model"], task={"shots": shots, "version": version},
+                        generation=arguments_of(named and named["generation"]), served={"engine": named and named["engine"]},
+                        limits={"limit": _limit(named["limit"])} if named else None,
+                    ),
                     higher_is_better={"↑": True, "↓": False}.get(arrow, better_if_higher(metric)),
                     stated=StatedScore(value=float(score), error=float(error) if _SCORE.fullmatch(error) else None),
                 ))  # fmt: skip

@@ -12,20 +12,16 @@ from statistics import NormalDist
 
 import numpy as np
 
-from assay.harness.ingest.comparison import SIDES, ComparedTask, Unpaired
+from assay.harness.ingest.asked import Differences, differences
+from assay.harness.ingest.comparison import OFF_SCALE, SIDES, ComparedTask, Unpaired
 from assay.harness.ingest.result_set import ResultItem, ResultSet, StatedScore, perplexity
 from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, state_accuracy
 from assay.harness.statement import Statement, state
 from assay.harness.stats.bootstrap import bootstrap_t
-from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
-# What must be the same of two tasks, where both tools record it.
-_IDENTIFYING = ("shots", "tokenizer", "template", "task_version")
-# Characters that are shown of two settings that differ.
-_SHOWN = 60
 # A choice of a question, as lm-eval's reader writes it.
 _LETTER = re.compile(r"([A-Z])(?:: |$)")
 # Documents from which a bootstrap decides.
@@ -34,6 +30,8 @@ _LEAST_DOCUMENTS = 20
 _LARGEST = 700.0
 # Keys that are named of what cannot be paired.
 _EXAMPLES = 3
+# Share of answers to documents asked before up to which each counts by itself: a set may hold a question twice.
+_FEW_AGAIN = 0.05
 
 
 @dataclass
@@ -43,10 +41,9 @@ class ItemPairing:
     Attributes:
         pairs: in A's order.
         unpaired: the rest.
-        again: documents that the set holds more than once, in both sides alike; each counts once.
+        again: pairs beyond the first of a document, which both sides hold as often; all pairs of a document count once.
         unverified: pairs of which a side does not record its prompt.
-        differs: what makes it another question in B: all of it, or no more than the limit, beyond which documents are in one alone.
-        refused: whether no document can be paired for that.
+        differences: between what both were asked.
         either_way: whether which way is better is not recorded.
     """
 
@@ -54,9 +51,18 @@ class ItemPairing:
     unpaired: list[Unpaired] = field(default_factory=list)
     again: int = 0
     unverified: int = 0
-    differs: tuple[Statement, ...] = ()
-    refused: bool = False
+    differences: Differences = field(default_factory=Differences)
     either_way: bool = False
+
+    @property
+    def differs(self) -> tuple[Statement, ...]:
+        """The differences that make it another question in B, and those of limits."""
+        return (*self.differences.other, *self.differences.limits)
+
+    @property
+    def alone(self) -> bool:
+        """True if no answers are paired, and the scores are all there is to compare."""
+        return bool(self.differences.other) or (not self.pairs and any(gap.id in _NO_PAIRS for gap in self.unpaired))
 
     @property
     def of_perplexity(self) -> bool:
@@ -73,8 +79,7 @@ BEYOND_STOP = "beyond-stop"
 """Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
 
 
-NO_SAMPLES = "no-samples"
-"""Questions of a score that was stated without samples: nothing can be paired."""
+_NO_PAIRS = ("no-samples", OFF_SCALE)
 
 
 def higher_is_better(a: ResultSet, b: ResultSet) -> bool | None:
@@ -88,53 +93,44 @@ def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
 
     Scores of which lower is better are turned round, so that a loss is one for all.
     """
-    apart = {a.limit, b.limit}
-    limited = (state("tasks-differ", what="limit", a=a.limit, b=b.limit),) if len(apart - {""}) == 2 else ()
-    if differs := _differences(a, b):
-        return ItemPairing(differs=(*differs, *limited), refused=True)
+    prompts = bool(a.items and b.items) and all(item.prompt_hash for item in (*a.items, *b.items))
+    differs = differences(a.asked, b.asked, prompts=prompts)
+    if differs.other:
+        return ItemPairing(differences=differs)
     if not (a.items and b.items) and (a.stated or b.stated):
         count = max(side.score.questions for side in (a, b) if side.score)
-        return ItemPairing(unpaired=[Unpaired(id=NO_SAMPLES, count=count, examples=())], differs=limited)
+        return ItemPairing(unpaired=[Unpaired(id="no-samples", count=count, examples=())], differences=differs)
+    top = max(a.top, b.top)
+    if not all(0 <= score <= top for side in (a, b) for score in side.scores):
+        return ItemPairing(unpaired=[Unpaired(id=OFF_SCALE, count=len(a.items), examples=())], differences=differs)
     higher = higher_is_better(a, b)
-    mine, theirs = (tuple(map(_turned, side.items)) if higher is False else side.items for side in (a, b))
+    mine, theirs = (tuple(_as_share(item, top, turned=higher is False) for item in side.items) for side in (a, b))
     if not (a.adaptive and b.adaptive):
         pairing = _pair_items(mine, theirs)
-        pairing.differs, pairing.either_way = limited, higher is None
+        pairing.differences, pairing.either_way = differs, higher is None
         # What one side skipped and the other has is counted already.
         alone = {gap.id: gap.count for gap in pairing.unpaired}
         for side, name, there in ((a, "skipped-in-a", "only-in-b"), (b, "skipped-in-b", "only-in-a")):
-            if (skipped := side.asked - len(side.items) - alone.get(there, 0)) > 0:
+            if (skipped := side.asked.answers - len(side.items) - alone.get(there, 0)) > 0:
                 pairing.unpaired.append(Unpaired(id=name, count=skipped, examples=()))
         return pairing
     shared = min(len(mine), len(theirs))
     pairing = _pair_items(mine[:shared], theirs[:shared])
+    pairing.differences = differs
     if beyond := (*mine[shared:], *theirs[shared:]):
         pairing.unpaired.append(_unpaired(BEYOND_STOP, [item.key for item in beyond]))
     return pairing
 
 
 def _turned(item: ResultItem) -> ResultItem:
-    return item if item.score is None else item.model_copy(update={"score": 1 - item.score})
+    return _as_share(item, 1, turned=True)
 
 
-def _differences(a: ResultSet, b: ResultSet) -> list[Statement]:
-    """State why two tasks are not the same question; empty if they are. What a tool does not record differs from nothing."""
-    compared = ((name, getattr(a, name), getattr(b, name)) for name in _IDENTIFYING)
-    differs = [
-        state("tasks-differ", what=name, a=x, b=y) for name, x, y in compared if x != y and not {x, y} & {"", None}
-    ]
-    mine, theirs = a.recorded, b.recorded
-    for name in sorted({*mine, *theirs}) if mine and theirs else ():
-        if (x := mine.get(name)) != (y := theirs.get(name)):
-            differs.append(state("setting-differs", setting=name, **_parted(x, y)))
-    return differs
-
-
-def _parted(a: str | None, b: str | None) -> dict[str, str | None]:
-    """Cut two texts to where they differ."""
-    parts = (at for at, (x, y) in enumerate(zip(a or "", b or "", strict=False)) if x != y)
-    start = max(0, next(parts, min(len(a or ""), len(b or ""))) - _SHOWN // 2)
-    return {name: text and one_line(text[start:], _SHOWN) for name, text in (("a", a), ("b", b))}
+def _as_share(item: ResultItem, top: int, *, turned: bool) -> ResultItem:
+    if item.score is None or (top == 1 and not turned):
+        return item
+    share = item.score / top
+    return item.model_copy(update={"score": 1 - share if turned else share})
 
 
 def _pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
@@ -142,21 +138,23 @@ def _pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing
     left, right = _by_key(a), _by_key(b)
     pairs: list[ItemPair] = []
     reasons: dict[str, list[str]] = {}
-    again = 0
     for key in dict.fromkeys((*left, *right)):
         mine, theirs = left.get(key, []), right.get(key, [])
         reason = "only-in-a" if not theirs else "only-in-b" if not mine else ""
-        # A document that both hold equally often is one question asked again: the first answers count. Held more often by one
-        # side, it is unknown which answer belongs to which.
+        # A document that both hold equally often is one question asked again. Held more often by one side, it is unknown which
+        # answer belongs to which.
         if not reason and len(mine) != len(theirs):
             reason = "repeated"
-        if not reason:
-            again += len(mine) - 1
-            reason = _apart(mine[0], theirs[0])
+        named = key[0] if not key[1] else f"{key[0]} (repeat {key[1]})"
         if reason:
-            reasons.setdefault(reason, []).append(key[0] if not key[1] else f"{key[0]} (repeat {key[1]})")
-        else:
-            pairs.append((mine[0], theirs[0]))
+            reasons.setdefault(reason, []).append(named)
+            continue
+        for a_item, b_item in zip(*(sorted(side, key=_request) for side in (mine, theirs)), strict=True):
+            if reason := _apart(a_item, b_item):
+                reasons.setdefault(reason, []).append(named)
+            else:
+                pairs.append((a_item, b_item))
+    again = len(pairs) - len({mine.key for mine, _ in pairs})
     unpaired = [_unpaired(reason, names) for reason, names in reasons.items()]
     unverified = sum(not (mine.prompt_hash and theirs.prompt_hash) for mine, theirs in pairs)
     return ItemPairing(pairs, unpaired, again, unverified)
@@ -171,6 +169,10 @@ def _by_key(items: Sequence[ResultItem]) -> dict[tuple[str, int], list[ResultIte
     for item in items:
         by_key.setdefault((item.key, item.repeat), []).append(item)
     return by_key
+
+
+def _request(item: ResultItem) -> tuple[str, str]:
+    return item.prompt_hash, item.target
 
 
 def _apart(a: ResultItem, b: ResultItem) -> str:
@@ -230,7 +232,16 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         rule: of the test.
         adaptive: whether either side stopped asking because of its answers, as assay's own runs do.
     """
-    scores = [Scores(a.key, a.score or 0.0, b.score or 0.0, (a.parsed is None, b.parsed is None)) for a, b in pairs]
+    again = len(pairs) - len({a.key for a, _ in pairs}) > _FEW_AGAIN * len(pairs)
+    scores = [
+        Scores(
+            a.key if again else f"{a.key} {number}",
+            a.score or 0.0,
+            b.score or 0.0,
+            (a.parsed is None, b.parsed is None),
+        )
+        for number, (a, b) in enumerate(pairs)
+    ]
     if not adaptive:
         # Files are often sorted by subject, and bets win or lose on values that come in a random order.
         scores.sort(key=lambda each: hashlib.sha256(each.unit.encode()).digest())

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from assay.harness.errors import EvidenceError
+from assay.harness.ingest.asked import Asked
 from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.answer_lengths import LIMIT
@@ -25,8 +26,6 @@ from assay.harness.text import one_line
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
 MOST_UNPARSED = 0.05
 """Largest share of answers without a parsed one that is no warning: beyond it, no comparison has a verdict."""
-# Where an object lay in memory, in the text of a function that a tool records.
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Words in names of scores that say which way is better (lm-eval's ``api/metrics.py``, inspect_ai's ``scorer/_metrics``).
 _HIGHER = frozenset(
     "acc accuracy exact em correct f1 precision recall mcc bleu sacrebleu chrf rouge rouge1 rouge2 rougel rougelsum pass "
@@ -46,10 +45,15 @@ class ResultItem(Part):
     target: str = Field("", description="the expected answer")
     answer: str = Field("", description="the text that the model wrote")
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
-    score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
+    score: float | None = Field(
+        None, description="1 right, 0 wrong, a share of 1, or what else the tool gives; null where it was not scored"
+    )
     loglikelihood: float | None = Field(None, description="of a document whose score is a perplexity; null elsewhere")
     units: int = Field(0, description="words, bytes or documents that the perplexity is of")
     tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
+    characters: int | None = Field(
+        None, description="of all that the model wrote; null where it wrote nothing, as of choices"
+    )
     finish: str = Field(
         "",
         description='why the answer ended: "stop", "length" at the token limit, "abort", ...; empty where that is not recorded',
@@ -98,30 +102,24 @@ class ResultSet(Part):
     run: str = Field("", description="which run of a file with several it is of")
     task: str
     metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
-    shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not state it")
-    model: str = ""
-    tokenizer: str = ""
-    template: str = Field("", description="hash of the chat template, or of the prompt that the tool fills in")
-    task_version: str = ""
-    sampling: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
-    definition: dict[str, str] = Field(
-        default_factory=dict,
-        description="what the tool records of the task: data, prompts, rule of scoring; see `flat`",
+    asked: Asked = Field(default_factory=Asked, description="what was asked, and of what")
+    settings: dict[str, str] = Field(
+        default_factory=dict, description="what else the tool states of the run, for people"
     )
-    settings: dict[str, str] = Field(default_factory=dict, description="everything else that identifies the run")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     higher_is_better: bool | None = Field(None, description="null where neither the tool nor a name tells")
-    limit: str = Field(
-        "", description='most documents that were asked for, "none" for all; empty where it is not known'
-    )
-    asked: int = Field(0, description="answers that were asked for; 0 where it is not known")
     stated: StatedScore | None = Field(None, description="what the tool summed up itself")
     items: tuple[ResultItem, ...] = ()
 
     @property
-    def recorded(self) -> dict[str, str]:
-        """All settings that must be the same of two tasks; empty where the tool records none."""
-        return self.definition | self.sampling
+    def model(self) -> str:
+        """The model, as the tool names it."""
+        return self.asked.served.get("model", "")
+
+    @property
+    def top(self) -> int:
+        """The best score of a document: 1, or 100 where some are above 1, such as of ROUGE."""
+        return 100 if max(self.scores, default=0) > 1 else 1
 
     @property
     def accuracy(self) -> float | None:
@@ -158,7 +156,7 @@ class ResultSet(Part):
         """
         scored, failed = len(self.scores), sum(item.score is None for item in self.items)
         skipped, unparsed = (
-            max(0, self.asked - len(self.items)),
+            max(0, self.asked.answers - len(self.items)),
             sum(item.parsed is None for item in self.items if item.score == 0),
         )
         of = len(self.items) + skipped
@@ -166,7 +164,7 @@ class ResultSet(Part):
             return None
         lacking = {"failed": failed, "skipped": skipped, "unparsed": unparsed}
         named = ", ".join(f"{count:,} of {of:,} {what}" for what, count in lacking.items() if count)
-        low, high = sum(self.scores) / of, (sum(self.scores) + sum(lacking.values())) / of
+        low, high = sum(self.scores) / of, (sum(self.scores) + self.top * sum(lacking.values())) / of
         serious = failed or skipped or unparsed > MOST_UNPARSED * of
         return CitedFinding(
             id="score-incomplete", title="Score of fewer answers than were asked for", severity="warning" if serious else "info",
@@ -247,24 +245,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return json_object(whole_file(path), str(path)) if path.is_file() else {}
 
 
-def texts(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Return some members of a record as text, in this order, without those that are missing or null."""
-    return {name: str(record[name]) for name in names if record.get(name) is not None}
-
-
-def flat(record: object, name: str = "") -> dict[str, str]:
-    """Return the values of a record as text, by dotted names, without addresses of objects.
-
-    Null, false and empty values are left out: a tool's later versions write more of them for what was always off.
-    """
-    if isinstance(record, list) and not any(isinstance(each, (dict, list)) for each in record):
-        return {name: str(record)} if record else {}
-    if isinstance(record, (dict, list)):
-        inside = record.items() if isinstance(record, dict) else enumerate(record)
-        return {key: text for part, value in inside for key, text in flat(value, f"{name}.{part}".strip(".")).items()}
-    return {} if record is None or record is False or record == "" else {name: _ADDRESS.sub("", str(record))}
-
-
 def warning(id: str, title: str, where: str, diagnosis: str) -> CitedFinding:
     """Make the finding of something that a tool states against its own scores: `compare` then has no pass."""
     return CitedFinding(id=id, title=title, severity="warning", where=where, diagnosis=diagnosis, reproduce="")
@@ -320,8 +300,9 @@ def results_reader(
 
 
 def _facts(result_set: ResultSet) -> list[Fact]:
-    named = {"model": result_set.model, "tokenizer": result_set.tokenizer}
-    settings = named | result_set.sampling | result_set.settings
+    asked = result_set.asked
+    tokenizer = {"tokenizer": asked.task.get("tokenizer", "")}
+    settings = asked.served | tokenizer | asked.generation | asked.limits | result_set.settings
     text = ", ".join(f"{name} {value}" for name, value in settings.items() if value)
     title = f"{result_set.tool} {result_set.version}, {result_set.task}"
     return [Fact(id=f"settings-of-{result_set.task}", title=title, text=text)] if text else []
@@ -334,7 +315,7 @@ def _table(sets: list[ResultSet]) -> FactTable:
             results.metric,
             f"{sum(item.scored for item in results.items):,}",
             "" if results.accuracy is None else f"{results.accuracy:.4f}",
-            "" if results.shots is None else str(results.shots),
+            "" if results.asked.shots is None else str(results.asked.shots),
             f"{sum(item.parsed is None for item in results.items):,}",
         )
         for results in sets[:_ROWS_SHOWN]

@@ -9,11 +9,13 @@ and the model, ``<eval>_<model>.html``.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from html.parser import HTMLParser
 from pathlib import Path
 
 from assay.evals.questions import prompt_hash
+from assay.harness.ingest.asked import Asked
 from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
@@ -69,7 +71,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             task=name,
             metric="score",
             higher_is_better=True,
-            model=model,
+            asked=Asked.of(model),
             settings={key: f"{value}" for key, value in written.items()},
             # The JSON and the report's heading state it: the one that its answers contradict.
             stated=StatedScore(value=max(scored, key=lambda value: abs(value - mean))) if scored else None,
@@ -117,7 +119,8 @@ def _item(example: dict[str, str]) -> ResultItem:
         target=example["target"],
         answer=example["answer"],
         parsed=None if example["parsed"] in _NOTHING else example["parsed"],
-        score=score if score is not None and 0 <= score <= 1 else None,
+        score=score if score is not None and math.isfinite(score) else None,
+        characters=len(example["answer"]),
     )
 
 

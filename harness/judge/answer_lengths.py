@@ -11,7 +11,6 @@ lengths are compared in characters: equal texts are equally long.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -88,7 +87,7 @@ class AnswerLengths(Part):
     recounted: float | None = Field(
         None,
         description="tokens that the candidate's server counts more for a text that is equal, on average; lengths are then in "
-        "characters. null: equal texts have equal counts, or none is equal",
+        "characters, as they are at 0, where no tokens are recorded. null: equal texts have equal counts, or none is equal",
     )
     bound: float = Field(_LENGTH_BOUND, description="largest change of the ratio from 1 that passes")
 
@@ -149,26 +148,21 @@ class AnswerLengths(Part):
 
 
 def compare_lengths(
-    pairs: _EndPairs, alpha: float, bound: float = _LENGTH_BOUND, units: Sequence[str] = ()
+    pairs: _EndPairs, alpha: float, bound: float = _LENGTH_BOUND, units: Sequence[str] = (), *, counted: bool = True
 ) -> AnswerLengths:
     """Compare both roles' lengths, prompt by prompt.
 
     Args:
         bound: largest change of the ratio from 1 that passes.
         units: what each prompt was drawn with, empty for one drawn alone; prompts of one unit depend on each other, and count once.
+        counted: whether the lengths are counts of tokens; they are in characters otherwise.
     """
-    recounted = _recounted(pairs)
+    recounted = _recounted(pairs) if counted else 0.0
     lengths = [
-        (ours.tokens, theirs.tokens) if recounted is None else (len(ours.text), len(theirs.text))
-        for ours, theirs in pairs
+        (len(ours.text), len(theirs.text)) if recounted else (ours.tokens, theirs.tokens) for ours, theirs in pairs
     ]
-    sums: dict[str | int, tuple[int, int]] = {}
-    for number, (ours, theirs) in enumerate(lengths):
-        unit = (units[number] if units else "") or number
-        left, right = sums.get(unit, (0, 0))
-        sums[unit] = left + ours, right + theirs
-    reference, candidate = np.array([*sums.values()], np.float64).reshape(-1, 2).T
-    cuts = Counter((ours.reason == LIMIT, theirs.reason == LIMIT) for ours, theirs in pairs)
+    reference, candidate = np.array(_by_unit(lengths, units), np.float64).reshape(-1, 2).T
+    cuts = [(ours.reason == LIMIT, theirs.reason == LIMIT) for ours, theirs in pairs]
     n = max(1, len(pairs))
     measured = AnswerLengths(
         prompts=len(pairs),
@@ -176,19 +170,35 @@ def compare_lengths(
         candidate=candidate.sum() / n,
         longer=sum(theirs > ours for ours, theirs in lengths),
         shorter=sum(theirs < ours for ours, theirs in lengths),
-        reference_cut=cuts[True, True] + cuts[True, False],
-        candidate_cut=cuts[True, True] + cuts[False, True],
-        p_cut=mcnemar(cuts[True, False], cuts[False, True]),
+        reference_cut=sum(ours for ours, _ in cuts),
+        candidate_cut=sum(theirs for _, theirs in cuts),
+        p_cut=_p_alike(cuts, units),
         recounted=recounted,
         bound=bound,
     )
     return measured.model_copy(update=_ratio(reference, candidate, alpha, bound)) if reference.sum() else measured
 
 
+def _by_unit(pairs: Sequence[tuple[int, int]], units: Sequence[str]) -> list[tuple[int, int]]:
+    """Add up numbers of both roles by unit."""
+    sums: dict[str | int, tuple[int, int]] = {}
+    for number, (ours, theirs) in enumerate(pairs):
+        unit = (units[number] if units else "") or number
+        left, right = sums.get(unit, (0, 0))
+        sums[unit] = left + ours, right + theirs
+    return list(sums.values())
+
+
+def _p_alike(pairs: Sequence[tuple[int, int]], units: Sequence[str]) -> float:
+    """Compute the exact p value of "neither role has more", by a sign test of units: McNemar's, of prompts drawn alone."""
+    sums = _by_unit(pairs, units)
+    return mcnemar(sum(ours > theirs for ours, theirs in sums), sum(theirs > ours for ours, theirs in sums))
+
+
 def _recounted(pairs: _EndPairs) -> float | None:
     """Return how many tokens more the candidate's server counts for equal texts; None unless it does so for most of them."""
     apart = [theirs.tokens - ours.tokens for ours, theirs in pairs if ours.text and ours.text == theirs.text]
-    return sum(apart) / len(apart) if 2 * sum(map(bool, apart)) > len(apart) else None
+    return (sum(apart) / len(apart) or None) if 2 * sum(map(bool, apart)) > len(apart) else None
 
 
 def _ratio(reference: Floats, candidate: Floats, alpha: float, bound: float) -> dict[str, float]:
@@ -254,13 +264,14 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, fo
     return requirement.check("ok", state_lengths("lengths-within", lengths))
 
 
-def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
+def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES, *, units: Sequence[str] = ()) -> Check:
     """Check that no role's answers end more often for a reason, such as another stop token, but for the limit.
 
     What ends an answer of one role alone and is no end of its own, such as an abort or a filter, fails at the first. What an answer
-    stopped at counts where both servers always tell. Prompts with an unknown reason are left out.
+    stopped at counts where both servers always tell. Prompts with an unknown reason are left out; those of one unit count once.
     """
     requirement = Requirement("finish-reasons", sides=sides)
+    units = [unit for unit, pair in zip(units, pairs, strict=bool(units)) if all(end.reason for end in pair)]
     known = [pair for pair in pairs if all(end.reason for end in pair)]
     if not known:
         return requirement.check("not checked", state("ends-not-recorded"))
@@ -271,12 +282,14 @@ def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
     counts, alone = [], []
     for reason in sorted({reason for pair in named for reason in pair} - {LIMIT}):
         # An answer that ran to the limit might have stopped in any way, but would not have been aborted.
-        compared = [pair for pair in named if not (reason.startswith(_STOP) and LIMIT in pair)]
-        ours, theirs = (sum(pair[side] == reason for pair in compared) for side in (0, 1))
-        both = compared.count((reason, reason))
+        ended = [
+            (0, 0) if reason.startswith(_STOP) and LIMIT in pair else (int(pair[0] == reason), int(pair[1] == reason))
+            for pair in named
+        ]
+        ours, theirs = (sum(pair[side] for pair in ended) for side in (0, 1))
         if ours or theirs:
-            counts.append((mcnemar(ours - both, theirs - both), reason, ours, theirs))
-        if max(ours, theirs) > both and not reason.startswith(_BY_ITSELF):
+            counts.append((_p_alike(ended, units), reason, ours, theirs))
+        if any(a != b for a, b in ended) and not reason.startswith(_BY_ITSELF):
             alone.append(reason)
     # Bonferroni's correction for the number of reasons. Those that differ come first, then the most frequent.
     corrected = [(min(1.0, len(counts) * p), reason, ours, theirs) for p, reason, ours, theirs in counts]

@@ -113,7 +113,7 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     if "layers" not in run.spec.workload.suites:
         return required.check("not checked", state("envelope-not-requested", line=line))
     if counts is None or counts.limits is None or not run.claimed:
-        return required.check("missing", state("envelope-not-counted", line=line))
+        return required.check("missing", state("envelope-not-counted", line=line, url=bool(run.urls)))
     if missing := envelope.missing(counts, run.claimed):
         return required.check("missing", _state_missing(missing, counts.limits, line))
     layers = [(phase, len(counts.layers(phase))) for phase in run.claimed]
@@ -126,7 +126,7 @@ def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Env
     if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
         return required.check("not checked", state("envelope-not-asked", suites=lacking, line=line))
     if counts is None or counts.limits is None or served is None or not run.claimed:
-        return required.check("missing", state("envelope-not-answered", line=line))
+        return required.check("missing", state("envelope-not-answered", line=line, url=bool(run.urls)))
     if missing := envelope.gaps(served, run.claimed):
         parted = sum(_compared_tokens(both) < len(both.candidate.tokens) for both in run.over_envelope)
         return required.check("missing", _state_missing(missing, counts.limits, line, parted))

@@ -80,7 +80,7 @@ def claim(run: RunEvidence) -> Judged:
         return Judged(suite=judge_logits(comparison, policy, run.noise, synthetic=workload.synthetic))
     if "logits" not in workload.suites:
         return Judged()
-    return Judged(checks=[Requirement("logits-compared").check("missing", state("nothing-scored"))])
+    return Judged(checks=[Requirement("logits-compared").check("missing", state("nothing-scored", url=bool(run.urls)))])
 
 
 def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:

@@ -47,6 +47,7 @@ def claim(run: RunEvidence) -> Judged:
         _check_cached_prefix(
             [question.candidate for question in run.pairings["accuracy"].pairs],
             None if "accuracy" in suites else errors,
+            cache=bool(run.envelope and run.envelope.limits and run.envelope.limits.prefix_cache),
         ),
         _check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls)),
     ]
@@ -145,20 +146,23 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
     return len(expected), layers, heads
 
 
-def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
-    """Check that enough of the candidate's questions hit a cached prefix, as the server reports."""
+def _check_cached_prefix(
+    answers: Sequence[Answer], errors: ShadowErrors | None = None, *, cache: bool = False
+) -> Check:
+    """Check that enough of the candidate's questions hit a cached prefix, as the server reports; `cache`: it is known to be on."""
     required = Requirement("cached-prefix")
     if errors is not None:
         longest = CACHED_PREFIX.labels[-1]
         some = bool(elements(errors.cells.distance((), {"prefix": longest})) > 0)
-        return required.met(some, state("prefix-compared", some=some, prefix=longest))
+        return required.met(some, state("prefix-compared", some=some, prefix=longest, cache=cache))
     if not answers:
         return required.check("missing", state("no-question-answered"))
     known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     if not known:
         return required.check("missing", state("cached-tokens-not-reported"))
     met, n = sum(tokens >= CACHED_PREFIX_TOKENS for tokens in known), len(answers)
-    outcome = state("questions-cached", met=met, questions=n, tokens=CACHED_PREFIX_TOKENS, share=MIN_CACHED_SHARE)
+    tokens, share = CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
+    outcome = state("questions-cached", met=met, questions=n, tokens=tokens, share=share, cache=cache)
     return required.met(met >= MIN_CACHED_SHARE * n, outcome)
 
 

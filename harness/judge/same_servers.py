@@ -119,7 +119,7 @@ def _check_reconciled(run: RunEvidence) -> Check:
     required = Requirement("calls-reconciled")
     admitted = {role: run.folder.admissions(role) for role in run.measured}
     if absent := [role for role in run.measured if role not in run.servers or not admitted[role]]:
-        return required.check("missing", state("no-request-admitted", roles=absent))
+        return required.check("missing", state("no-request-admitted", roles=absent, url=bool(run.urls)))
     answered = {role: [answer for answer in run.answers if answer.role == role] for role in run.measured}
     wrong = [
         (role, disagreement)

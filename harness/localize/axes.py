@@ -1,4 +1,4 @@
-"""The values of a matrix's axes under which calls are refused or raise, in words."""
+"""The values of a matrix's axes under which calls are refused."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ Conditions = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Split:
-    """The values of an axis that some call of interest has, those that only others have, and those of calls that were not made."""
+    """The values of an axis that some call of interest has, and those that only others have."""
 
     name: str
     inside: tuple[str, ...]
     outside: tuple[str, ...]
-    unknown: tuple[str, ...] = ()
 
 
-def by_axis(
-    some: Sequence[Conditions], others: Sequence[Conditions], not_made: Sequence[Conditions] = ()
-) -> list[Split]:
+def by_axis(some: Sequence[Conditions], others: Sequence[Conditions]) -> list[Split]:
     """Split the values of each axis; numbers in order of size, words in order of appearance."""
     everything = [*some, *others]
     splits = []
@@ -31,15 +28,7 @@ def by_axis(
             dict.fromkeys(conditions[name] for conditions in everything if name in conditions), key=_by_size
         )
         inside = {conditions.get(name) for conditions in some}
-        unknown = dict.fromkeys(conditions[name] for conditions in not_made if conditions[name] not in values)
-        splits.append(
-            Split(
-                name,
-                tuple(v for v in values if v in inside),
-                tuple(v for v in values if v not in inside),
-                tuple(unknown),
-            )
-        )
+        splits.append(Split(name, tuple(v for v in values if v in inside), tuple(v for v in values if v not in inside)))
     return splits
 
 
@@ -48,17 +37,15 @@ def _by_size(value: str) -> tuple[int, str]:
     return (int(value), "") if value.isdecimal() else (-1, "")
 
 
-def confining(
-    some: Sequence[Conditions], others: Sequence[Conditions], not_made: Sequence[Conditions] = ()
-) -> list[Split]:
+def confining(some: Sequence[Conditions], others: Sequence[Conditions]) -> list[Split]:
     """Find one axis, else two, whose values cover all calls of interest and none of the others.
 
     Of several, the choice with the fewest values: the simplest explanation. Empty if there are no others, or no axis or pair of
-    axes separates them. Axes with a value that only calls have which were not made are left out with these.
+    axes separates them.
     """
     if not others:
         return []
-    narrow = [axis for axis in by_axis(some, others, not_made) if axis.inside and axis.outside and not axis.unknown]
+    narrow = [axis for axis in by_axis(some, others) if axis.inside and axis.outside]
     for count in (1, 2):
         exact = [
             chosen
@@ -73,13 +60,3 @@ def confining(
 def holds(axes: Collection[Split], conditions: Conditions) -> bool:
     """Return True if a call has a value of interest on each of these axes."""
     return all(conditions.get(axis.name) in axis.inside for axis in axes)
-
-
-def words(axes: Collection[Split]) -> str:
-    """Describe the axes: "head_dim is 128 and dtype is not float32"; whichever values are fewer."""
-    return " and ".join(
-        f"{axis.name} is not {' or '.join(axis.outside)}"
-        if len(axis.outside) < len(axis.inside)
-        else f"{axis.name} is {' or '.join(axis.inside)}"
-        for axis in axes
-    )

@@ -1,4 +1,4 @@
-"""Finds the bug that explains a kernel's errors, in which layers and heads, and under which conditions."""
+"""Finds the bug that explains a kernel's errors, and the phases, layers and heads in which they are."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.error_table import SUMS
-from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
 from assay.harness.localize.cells import CallCells, deviation, row_deviation
-from assay.harness.localize.kernel_runs import CallResult, KernelRun
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, truth
 from assay.harness.stats.error_sums import distance, relative_l1, slope
 from assay.harness.stats.query_bounds import with_all_heads
 
@@ -36,6 +35,12 @@ _FIT_SHARE = 0.5
 # Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
 # means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one.
 _TIE_FACTOR = 1.5
+# Failing calls, the smallest, on which the nearest hypothesis is sought where none fits.
+_NEAREST_ON = 8
+
+
+Group = tuple[str, bool]
+"""The phase of a sequence, and whether a prefix is cached: the plain extent of what is wrong is said in these."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +52,37 @@ class Cause:
             empty if none fits.
         layers: layers in which it fails.
         heads: q heads in which it fails, by their number in the model.
-        phases: phases in which it fails.
         positions: query position buckets in which it fails, indices into `assay.harness.conditions.POSITION`; empty if it
             fails in all those of the failing sequences.
-        conditions: conditions that separate failing from passing sequences; empty if nothing passes or no condition does.
-        only_there: whether the bug must be confined to the first condition to explain what passes.
+        groups: for each group of sequences with new tokens in those layers, how many are wrong, and how many there are.
+        spared: calls on which the best hypothesis would show, and which are right.
         hypothesis_error: relative L1 against the best hypothesis, over all failing cells; NaN if none fits.
         oracle_error: relative L1 against the oracle, over all failing cells; infinite if the output is not finite there.
         failing: results with a failing cell in those layers and heads, smallest call first.
-        prefixes: cached prefixes of the failing sequences.
-        passing: number of results in those layers without a failing cell.
+        nearest: where none fits, the hypothesis that is nearest on the smallest failing calls, and its relative L1 there; None if
+            none is near.
     """
 
     hypotheses: tuple[Bug, ...]
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    phases: tuple[str, ...]
     positions: tuple[int, ...]
-    conditions: tuple[SequenceCondition, ...]
-    only_there: bool
+    groups: dict[Group, tuple[int, int]]
+    spared: int
     hypothesis_error: float
     oracle_error: float
     failing: tuple[CallResult, ...]
-    prefixes: tuple[int, ...]
-    passing: int
+    nearest: tuple[Bug, float] | None
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases in which it fails."""
+        return tuple(sorted({phase for phase, _ in self.wrong_groups}, reverse=True))
+
+    @property
+    def wrong_groups(self) -> set[Group]:
+        """The groups with a wrong sequence."""
+        return {group for group, (wrong, _) in self.groups.items() if wrong}
 
 
 @dataclass(frozen=True)
@@ -79,9 +91,8 @@ class _Fit:
 
     hypothesis: Bug
     error: float
-    conditions: tuple[SequenceCondition, ...]
-    only_there: bool
-    # Restrictions (to heads, to a condition) that it needs to explain what passes.
+    spared: int
+    # Restrictions (to heads, to some calls) that it needs to explain what passes.
     confined: int
     # Failing elements for which it predicts a value.
     defined: float
@@ -91,11 +102,11 @@ def causes(run: KernelRun) -> list[Cause]:
     """Find what explains the cells that are out of bounds; empty if there are none.
 
     First, the search is for one bug that explains all failing layers together; if there is none, each layer is explained alone,
-    and layers with the same bug, heads and conditions become one cause. Within its layers and heads, a hypothesis must match the
-    output within the call's bound in every cell, failing or not, unless it is confined to a condition that all failing sequences
-    meet.
+    and layers with the same bug, heads and groups become one cause. In every sequence that is wrong, a hypothesis must match the
+    output within the call's bound in every cell of its layers and heads. Right calls on which it would show are counted.
     """
-    layers = sorted({result.call.layer for result in run.results if result.fails})
+    every = [*run.results, *run.drawn]
+    layers = sorted({result.call.layer for result in every if result.fails})
     if not layers:
         return []
     known: dict[tuple[str, int], Tensor | None] = {}
@@ -106,16 +117,16 @@ def causes(run: KernelRun) -> list[Cause]:
             known[key] = explaining(hypothesis, result)
         return known[key]
 
-    together = _explain(run.results, layers, compared)
+    together = _explain(every, layers, compared)
     if together.hypotheses or len(layers) == 1:
         return [together]
     groups: dict[object, list[int]] = {}
     for layer in layers:
-        alone = _explain(run.results, [layer], compared)
+        alone = _explain(every, [layer], compared)
         bugs = tuple((h.id, h.about) for h in alone.hypotheses)
-        key = (bugs, alone.heads, alone.conditions) if bugs else ()
+        key = (bugs, alone.heads, frozenset(alone.wrong_groups)) if bugs else ()
         groups.setdefault(key, []).append(layer)
-    by_group = [_explain(run.results, group, compared) for group in groups.values()]
+    by_group = [_explain(every, group, compared) for group in groups.values()]
     return sorted(by_group, key=_rank)
 
 
@@ -127,31 +138,57 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Ex
     inside = [o for o in results if o.call.layer in layers]
     failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({o.call.spec.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
-    wrong = [s for o in inside for s in _where(o, o.failing)]
-    right = [s for o in inside for b, s in enumerate(o.sequence_shapes) if b not in _sequences(o, o.failing)]
     off = _over(failing)
     oracle_error = float(relative_l1(off)) if off[_SIZE] else float("inf")
-    fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, wrong, right, oracle_error, compared))]
+    fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, oracle_error, compared))]
     chosen = _choose(fits)
     scaled = _scaled(failing)
     # Its factor is free, so it has to fit better than what has none.
-    multiple = _fit(scaled, inside, failing, heads, wrong, right, oracle_error, explaining) if scaled else None
+    multiple = _fit(scaled, inside, failing, heads, oracle_error, explaining) if scaled else None
     if multiple is not None and not any(f.error <= _TIE_FACTOR * multiple.error for f in chosen):
         chosen = [multiple]
     return Cause(
         hypotheses=tuple(f.hypothesis for f in chosen),
         layers=tuple(layers),
         heads=tuple(heads),
-        phases=tuple(sorted({o.call.phase for o in failing}, reverse=True)),
         positions=_positions(failing),
-        conditions=chosen[0].conditions if chosen else tuple(separating(wrong, right) if right else ()),
-        only_there=bool(chosen) and chosen[0].only_there,
+        groups=_groups(inside),
+        spared=chosen[0].spared if chosen else 0,
         hypothesis_error=chosen[0].error if chosen else float("nan"),
         oracle_error=oracle_error,
         failing=tuple(failing),
-        prefixes=tuple(sorted({s.prefix for s in wrong})),
-        passing=len(inside) - len(failing),
+        nearest=None if chosen else _nearest(failing[:_NEAREST_ON]),
     )
+
+
+def _groups(results: Sequence[CallResult]) -> dict[Group, tuple[int, int]]:
+    """Count the sequences with new tokens of each group: those that are wrong, and all."""
+    counts: dict[Group, tuple[int, int]] = {}
+    for o in results:
+        bad = _sequences(o, o.failing) if o.fails else set()
+        for b, (new, prefix) in enumerate(zip(o.call.lens_q, o.call.prefixes, strict=True)):
+            if new:
+                wrong, every = counts.get(group := (o.call.phase, prefix > 0), (0, 0))
+                counts[group] = wrong + (b in bad), every + 1
+    return counts
+
+
+def _nearest(failing: Sequence[CallResult]) -> tuple[Bug, float] | None:
+    """Find the hypothesis that is nearest to the wrong cells of some calls; None if none is much nearer than what is right."""
+    distances: list[tuple[float, Bug]] = []
+    for hypothesis in FAMILY:
+        total = torch.zeros(len(SUMS), dtype=torch.float64)
+        for o in failing:
+            expected = hypothesis.compute(o.call, o.cells.rows)
+            expected = truth(o.call) if expected is None else expected
+            if not bool(expected.isfinite().all()):
+                break
+            total += deviation(o.out, expected, o.cells)[o.failing].sum(0)
+        else:
+            distances.append((float(relative_l1(total)) if total[_SIZE] else math.inf, hypothesis))
+    distance_, nearest = min(distances, key=lambda pair: pair[0], default=(math.inf, None))
+    near = distance_ <= _FIT_SHARE * float(relative_l1(_over(failing)))
+    return (nearest, distance_) if nearest is not None and near else None
 
 
 def _scaled(failing: Sequence[CallResult]) -> Bug | None:
@@ -197,20 +234,22 @@ def _fit(
     inside: Sequence[CallResult],
     failing: Sequence[CallResult],
     heads: Sequence[int],
-    wrong: Sequence[SequenceShape],
-    right: Sequence[SequenceShape],
     oracle_error: float,
     compared: _Explaining,
 ) -> _Fit | None:
     total = torch.zeros(len(SUMS), dtype=torch.float64)
-    violating: list[SequenceShape] = []
-    everywhere = True
+    spared, everywhere = 0, True
     for o in failing:  # smallest first: most hypotheses are ruled out by one small call
         off = compared(hypothesis, o)
         if off is None:
             return None
+        violated = _violated(o, relative_l1(off), heads)
+        if _sequences(o, violated) & _sequences(
+            o, o.failing
+        ):  # in one sequence, no condition of sequences tells them apart
+            return None
         total += off[o.failing].sum(0)
-        violating += _where(o, _violated(o, relative_l1(off), heads))
+        spared += bool(violated.any())
         others = sorted({o.call.spec.first_head + head for head in range(o.own.shape[1])} - set(heads))
         everywhere &= not bool(_violated(o, relative_l1(off), others).any())
     error = float(relative_l1(total)) if total[_SIZE] else 0.0
@@ -220,12 +259,8 @@ def _fit(
     seen = {id(o) for o in failing}
     for o in inside:
         if id(o) not in seen and (off := compared(hypothesis, o)) is not None:
-            violating += _where(o, _violated(o, relative_l1(off), heads))
-    conditions = separating(wrong, right) if right else []
-    if not violating:
-        return _Fit(hypothesis, error, tuple(conditions), False, int(not everywhere), defined)
-    confined = conditions or separating(wrong, violating)
-    return _Fit(hypothesis, error, tuple(confined), True, 1 + int(not everywhere), defined) if confined else None
+            spared += bool(_violated(o, relative_l1(off), heads).any())
+    return _Fit(hypothesis, error, spared, int(spared > 0) + int(not everywhere), defined)
 
 
 def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:
@@ -247,13 +282,9 @@ def _positions(failing: Sequence[CallResult]) -> tuple[int, ...]:
     return tuple(sorted(hit)) if hit < there else ()
 
 
-def _sequences(o: CallResult, cells: Tensor) -> list[int]:
+def _sequences(o: CallResult, cells: Tensor) -> set[int]:
     """Return the sequences with one of these cells (bool [cells, num_q_heads])."""
-    return sorted({o.cells.sequence[int(c)] for c in cells.any(1).nonzero()})
-
-
-def _where(o: CallResult, cells: Tensor) -> list[SequenceShape]:
-    return [o.sequence_shapes[b] for b in _sequences(o, cells)]
+    return {o.cells.sequence[int(c)] for c in cells.any(1).nonzero()}
 
 
 def explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:

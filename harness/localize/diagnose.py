@@ -6,17 +6,18 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 
 from assay.harness.attention.bugs.bug import LEAK, Bug
 from assay.harness.conditions import POSITION
-from assay.harness.localize.call_conditions import SequenceCondition, describe
+from assay.harness.evidence.kernel_result import Tried
+from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_WRONG, named_bugs
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN, Group, not_run, scaled
+from assay.harness.localize.rules import words
 from assay.harness.localize.threads import few_threads
-from assay.harness.text import percent, some
+from assay.harness.text import counted, percent, some
 from assay.harness.verdict import UNEXPLAINED, Finding, Severity
 
 NONDETERMINISM = "nondeterminism"
@@ -35,88 +36,132 @@ TITLES = {
     LSE_WRONG: "log-sum-exp wrong",
 }
 """Findings besides the hypotheses of `assay.harness.attention.bugs.family.FAMILY`: id -> title."""
-# Most cached prefixes that a finding lists.
-_MAX_PREFIXES = 12
-_ONCE = {
-    "cached prefix > 0": "once a prefix is cached",
-    "no cached prefix": "where no prefix is cached",
-    "extend only": "in extend",
-    "decode only": "in decode",
-    "not the first of its batch": "where it is not the first of its batch",
-    "not the last of its batch": "where it is not the last of its batch",
-}
-_PLACES = {"cached prefix > 0": "with a cached prefix", "no cached prefix": "without a cached prefix"}
-_RIGHT = {"prefix 0": "without a cached prefix", "a cached prefix": "with a cached prefix"}
+_CACHED = {True: "with a cached prefix", False: "without a cached prefix"}
 
 
-def diagnose(run: KernelRun, reproduce: str = "", where: str = "") -> list[Finding]:
+def diagnose(run: KernelRun, reproduce: str = "", tried: Tried | None = None) -> list[Finding]:
     """Diagnose what is wrong with a kernel: named bugs first (a leak across requests before all others), then its behaviour.
+
+    One cause is one finding: the wrong outputs of a kernel that errs by chance, or by what it keeps between calls, are evidence
+    of that.
 
     Args:
         run: its results.
         reproduce: a command that reproduces the findings.
-        where: the condition under which the kernel is wrong, where it was tried; else one is taken from the results.
+        tried: the condition under which the kernel is wrong, where it was tried. Where none was, the phases are said in which it
+            is wrong, and whether a prefix is cached, if all such calls agree.
 
     Returns:
         Findings; empty if every cell is within its bound, every output was reproducible, no input was overwritten and no call
         was refused.
     """
-    layers = sorted({result.call.layer for result in run.results})
+    layers = sorted({result.call.layer for result in (*run.results, *run.drawn)})
     with few_threads([result.call for result in run.results]):
-        bugs = [_bug(cause, layers, reproduce, where) for cause in causes(run)]
-        findings = _joined(bugs, _over_all_calls(run, reproduce)) + _lse(run, reproduce)
-        return findings + _behaviour(run, layers, reproduce)
+        behaviour = _behaviour(run, layers, reproduce)
+        changing = next((f for f in behaviour if f.id in (NONDETERMINISM, STATE_KEPT) and f.severity != "info"), None)
+        bugs = []
+        for cause in causes(run):
+            bug = _bug(cause, run, layers, reproduce, tried)
+            if changing is None or tried or (cause.hypotheses and not _is_scattered(cause, run, tried)):
+                bugs.append(bug)
+            else:
+                behaviour[behaviour.index(changing)] = changing = also(changing, bug)
+        findings = _joined(bugs, _over_all_calls(run, reproduce))
+        return _joined(findings, _lse(run, reproduce)) + behaviour
 
 
-def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]:
-    """Join both; what shows over all calls is further evidence of a bug of the same name."""
+def _joined(bugs: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
+    """Join both; what has the name of a bug is further evidence of it."""
     joined = list(bugs)
-    for finding in pooled:
+    for finding in others:
         place = next((at for at, bug in enumerate(joined) if bug.id == finding.id), None)
         if place is None:
             joined.append(finding)
         else:
-            more = f"also {finding.where}, {', '.join(finding.evidence)}: {finding.diagnosis}"
-            joined[place] = joined[place].model_copy(update={"evidence": (*joined[place].evidence, more)})
+            joined[place] = also(joined[place], finding)
     return joined
 
 
-def _bug(cause: Cause, layers: Sequence[int], reproduce: str, where: str) -> Finding:
-    if where:
-        cause = replace(cause, conditions=(SequenceCondition(where, lambda _: True),), only_there=False)
-    heads = max(result.call.spec.first_head + result.call.q.shape[1] for result in cause.failing)
-    evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
-    if telling := [
-        condition for condition in cause.conditions[1:] if "% " not in condition.words or "!=" not in condition.words
-    ]:
-        first, second, *further = cause.conditions[0], *telling  # nearly every number is no multiple of 64
-        more = f" ({len(further)} more fit as well)" if further else ""
-        evidence.append(f"on these calls, {first.words} is equivalent to {second.words}{more}")
-    nonfinite = max(result.nonfinite_share for result in cause.failing)
+def also(finding: Finding, other: Finding) -> Finding:
+    """Make another finding of the same cause evidence of this one."""
+    more = f"also {other.where}: {other.diagnosis}"
+    return finding.model_copy(update={"evidence": (*finding.evidence, more, *other.evidence)})
+
+
+def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tried: Tried | None) -> Finding:
+    best = cause.hypotheses[0] if cause.hypotheses else None
+    evidence = [f"{best.title}: {best.about}"] if best is not None else []
+    evidence += [_extent(cause, run), f"smallest failing call: {describe(cause.failing[0].call)}"]
+    if not (run.drawn or tried) and any(0 < wrong < every for wrong, every in cause.groups.values()):
+        groups = sorted(cause.groups.items(), reverse=True)
+        counts = [f"{wrong} of {every} in {phase} {_CACHED[cached]}" for (phase, cached), (wrong, every) in groups]
+        evidence.append(f"wrong sequences: {', '.join(counts)}")
+    if _is_scattered(cause, run, tried):
+        among = ", those of experiments included," * bool(run.drawn)
+        evidence.append(f"right on {counted(cause.spared, 'call')}{among} on which that would show")
+    if cause.nearest is not None:
+        bug, distance = cause.nearest
+        evidence.append(
+            f'nearest in the catalogue: "{bug.title}", whose output differs by {percent(distance)} on the smallest failing calls'
+        )
     if queries := _queries(cause):
         evidence.append(queries)
-    if nonfinite:
+    if nonfinite := max(result.nonfinite_share for result in cause.failing):
         evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
-    best = cause.hypotheses[0] if cause.hypotheses else None
-    if best is not None:
-        evidence.insert(0, f"{best.title}: {best.about}")
+    when, elsewhere = _when(cause, run, tried)
+    spans = _spans(cause, layers)
     return Finding(
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,
         severity="serious" if best is None else best.severity,
-        where=_where(cause, layers, heads),
-        diagnosis=_diagnosis(cause, best, layers, heads),
-        does=does(best, cause.conditions[0].words if cause.conditions else ""),
+        where=", ".join([" and ".join(cause.phases), *[when] * bool(when), *spans]),
+        diagnosis=_diagnosis(
+            cause, f"in {' and '.join(cause.phases)}{f' {when}' * bool(when)} ({', '.join(spans)})", elsewhere
+        ),
+        does=f"{does(best)} {_once(cause, run, when, tried)}".rstrip(),
         evidence=tuple(evidence),
         reproduce=reproduce,
         equivalent=tuple(h.id for h in cause.hypotheses[1:]),
     )
 
 
-def _diagnosis(cause: Cause, best: Bug | None, layers: Sequence[int], heads: int) -> str:
+def _when(cause: Cause, run: KernelRun, tried: Tried | None) -> tuple[str, str]:
+    """Describe the calls that are wrong besides their phases, and the others, which are right; both may be empty."""
+    if tried is not None and (tried.rule or tried.context):
+        return f"where {words(tried.rule, tried.context)}", "" if tried.context else "in all other calls"
+    wrong, mixed = cause.wrong_groups, any(0 < bad < every for bad, every in cause.groups.values())
+    right = cause.groups.keys() - wrong
+    cached = {cached for _, cached in wrong}
+    if run.drawn or mixed or not right:
+        return "", ""
+    if any(phase in cause.phases for phase, _ in right):
+        if len(cached) > 1:
+            return "", ""  # no product of phases and prefixes
+        [prefix] = cached
+        alone = all(phase in cause.phases for phase, _ in right)
+        return _CACHED[prefix], _CACHED[not prefix] if alone else "in all other calls"
+    return "", f"in {' and '.join(sorted({phase for phase, _ in right}, reverse=True))}"
+
+
+def _is_scattered(cause: Cause, run: KernelRun, tried: Tried | None) -> bool:
+    """Return True if calls are right on which the best hypothesis would show, and nothing is known that tells them apart."""
+    return cause.spared > 0 and tried is None and not _when(cause, run, tried)[1]
+
+
+def _once(cause: Cause, run: KernelRun, when: str, tried: Tried | None) -> str:
+    """Describe when a kernel does something, after what it does."""
+    if tried is not None:
+        return when
+    if _is_scattered(cause, run, tried):
+        return "in some calls"
+    phase = f"in {' and '.join(cause.phases)}" if {phase for phase, _ in cause.groups} - set(cause.phases) else ""
+    once = {_CACHED[True]: "once a prefix is cached", _CACHED[False]: "where no prefix is cached"}.get(when, "")
+    return ", ".join(filter(None, [phase, once]))
+
+
+def _diagnosis(cause: Cause, place: str, elsewhere: str) -> str:
     """Describe what is computed, where, how far from the named formula and from attention, and where the kernel is correct."""
-    condition = cause.conditions[0].words if cause.conditions else ""
-    place = _place(cause.phases, condition, cause.only_there, _spans(cause, layers, heads))
+    best = cause.hypotheses[0] if cause.hypotheses else None
     away = f"correct attention differs by {percent(cause.oracle_error)}"
     if best is None:
         off = away if math.isfinite(cause.oracle_error) else "it is not finite"
@@ -129,56 +174,40 @@ def _diagnosis(cause: Cause, best: Bug | None, layers: Sequence[int], heads: int
         )
     if others := " or ".join(f'"{h.title}"' for h in cause.hypotheses[1:]):
         text += f"; on these calls it cannot be distinguished from {others}"
-    right = f" Correct {_correct(cause.conditions[0].otherwise)}." if cause.conditions else ""
-    return f"{text}.{right}"
+    return f"{text}.{f' Correct {elsewhere}.' * bool(elsewhere)}"
 
 
-def does(bug: Bug | None, condition: str) -> str:
+def does(bug: Bug | None, condition: str = "") -> str:
     """Describe what the kernel does and when, in words that follow its name: "applies a causal mask once a prefix is cached"."""
     act = "computes something other than attention" if bug is None else bug.does or f"computes {bug.title}"
-    when = _ONCE.get(condition, f"where {condition}") if condition else ""
-    return f"{act} {when}".rstrip()
+    return f"{act} where {condition}" if condition else act
 
 
-def _place(phases: Sequence[str], condition: str, only_there: bool, spans: Sequence[str]) -> str:
-    """Describe where a bug shows: "in extend with a cached prefix (all 4 layers, all 4 heads)"."""
-    under = ""
-    if condition and not condition.endswith(" only"):
-        under = _PLACES.get(condition, f"where {condition}")
-        under = f" {'only ' if only_there else ''}{under}"
-    return f"in {' and '.join(phases)}{under} ({', '.join(spans)})"
-
-
-def _correct(otherwise: str) -> str:
-    """Describe where a kernel is correct, after "Correct": "without a cached prefix"."""
-    return _RIGHT.get(otherwise, f"at {otherwise}" if otherwise else "in all other calls")
-
-
-def _spans(cause: Cause, layers: Sequence[int], heads: int) -> list[str]:
+def _spans(cause: Cause, layers: Sequence[int]) -> list[str]:
     """Describe layers, heads, and query positions if they are part of what is known."""
-    parts = [some("layer", cause.layers, layers), some("head", cause.heads, range(heads))]
+    parts = [some("layer", cause.layers, layers), _heads(cause)]
     if cause.positions and not cause.hypotheses:
         parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
     return parts
 
 
-def _where(cause: Cause, layers: Sequence[int], heads: int) -> str:
-    parts = [" and ".join(cause.phases)]
-    if cause.conditions and not cause.conditions[0].words.endswith(" only"):
-        parts.append(("only where " if cause.only_there else "") + cause.conditions[0].words)
-    return ", ".join([*parts, *_spans(cause, layers, heads)])
+def _heads(cause: Cause) -> str:
+    """Describe the wrong heads; where calls have other heads, only whether all heads of each call are wrong."""
+    calls = [result.call for result in cause.failing]
+    if len({(call.spec.first_head, call.q.shape[1]) for call in calls}) > 1:
+        every = all(bool(result.failing.any(0).all()) for result in cause.failing)
+        return "all heads" if every else "some heads"
+    return some("head", cause.heads, range(max(call.spec.first_head + call.q.shape[1] for call in calls)))
 
 
-def _extent(cause: Cause) -> str:
-    """Describe how many calls fail, by how much at worst, and with which cached prefixes."""
+def _extent(cause: Cause, run: KernelRun) -> str:
+    """Describe how many calls fail, those of experiments aside, and by how much at worst."""
     worst = max(cause.failing, key=lambda result: result.worst)
     own, bound = worst.worst_cell
-    more = ", ..." if len(cause.prefixes) > _MAX_PREFIXES else ""
-    count = f"{len(cause.failing)} of {len(cause.failing) + cause.passing}"
+    there = [result for result in run.results if result.call.layer in cause.layers]
     return (
-        f"{count} calls of these layers are out of bounds; the worst has an own error "
-        f"of {percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}; "
-        f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:_MAX_PREFIXES]))}{more}"
+        f"{sum(result.fails for result in there)} of {len(there)} calls of these layers are out of bounds; the worst has an own "
+        f"error of {percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}"
     )
 
 
@@ -292,18 +321,25 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
         findings.append(finding(INPUT_WRITTEN, written, f"the kernel overwrites its input {names}"))
     if random := [result for result in run.results if result.repeats_differ]:
         errors = [result.repeat for result in random]
-        text = f"the same call, run twice in a row, gives outputs that differ by up to {percent(max(errors))}"
+        text = f"the same call, run twice in a row, gives outputs that differ {_by_up_to(errors)}"
         findings.append(finding(NONDETERMINISM, random, text, errors))
-    # A kernel whose runs differ anyway counts as stateful only if the late run, and not the repeat, differs by more than noise.
-    if late := [r for r in run.results if r.late_differs and (not r.repeats_differ or _only_late(r))]:
+    # A kernel that errs by chance also differs late; so does one whose runs differ, unless only the late run is beyond noise.
+    by_chance = any(result.repeat > result.limits.largest_bound for result in random)
+    if not by_chance and (
+        late := [r for r in run.results if r.late_differs and (not r.repeats_differ or _only_late(r))]
+    ):
         errors = [result.late for result in late]
-        text = f"the same call gives a different output after other calls, by up to {percent(max(errors))}"
+        text = f"the same call gives a different output after other calls, {_by_up_to(errors)}"
         findings.append(finding(STATE_KEPT, late, text, errors))
     if run.refused:
         call, why = run.refused[0]
         example, where = f"for example {describe(call)}", f"{len(run.refused)} calls"
         findings.append(_finding(CALL_REFUSED, where, why, example, reproduce, "warning"))
     return findings
+
+
+def _by_up_to(errors: Sequence[float]) -> str:
+    return f"by up to {percent(worst)}" if math.isfinite(worst := max(errors)) else "by more than the whole output"
 
 
 def _only_late(result: CallResult) -> bool:

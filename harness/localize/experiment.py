@@ -24,8 +24,9 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.matrix_features import longest_window, values_of
 from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
-from assay.harness.localize.guard import Guard
-from assay.harness.localize.kernel_runs import CallResult, measure, truth
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
+from assay.harness.localize.guard import Guard, attempt
+from assay.harness.localize.kernel_runs import CallResult, truth
 from assay.harness.localize.rules import ASKS, Points, Rule, cost, holds, meets, rules
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.stats.query_bounds import least_error
@@ -85,13 +86,11 @@ _MOST_WORK = 2**24
 _KEPT_WORK = 2**22
 # Calls that are made again at the end: so many of the first ones, and as many of all.
 _AGAIN = 8
-# Wrong calls whose cells are looked at, and the least error of a cell that counts as wrong.
-_TOLD, _SEEN = 20, 1e-3
+# Wrong calls whose cells are looked at, and the least error of a cell that counts as wrong, also in roundings.
+_TOLD, _SEEN, _ROUNDINGS = 20, 1e-3, 30.0
 # Seed of the numbers that calls have in common.
 _POOL = 4711
 _TILES = (16, 64, 128)
-# Own error of a cell from which on it is wrong whatever the noise is; or as a multiple of the largest bound in its dtype.
-_CLEARLY, _TIMES_BOUND = 0.3, 30.0
 
 
 def features(shape: Shape, at: int) -> dict[str, Value]:
@@ -137,12 +136,6 @@ def _number(shape: Shape, what: str) -> float:
     return next((float(name.rpartition(" ")[2]) for name in shape.asked if name.startswith(f"{what} ")), np.nan)
 
 
-def wrong_sequences(result: CallResult) -> tuple[bool, ...]:
-    """Tell for each sequence of a call whether a query of it is out of bounds."""
-    bad = {result.cells.sequence[int(cell)] for cell in result.failing.any(1).nonzero()} if result.fails else set()
-    return tuple(b in bad for b in range(len(result.call.lens_q)))
-
-
 class SpentError(Exception):
     """As many calls were made, or as much time was taken, as was allowed."""
 
@@ -158,13 +151,15 @@ class Lab:
         device: of the calls.
         spent: returns True once time is over.
         most: most calls.
+        fault: tells whether a sequence is wrong.
+        name: of the fault.
         points: the sequences that were run.
         asked: calls that were made.
         mixed: sequences that were wrong with some numbers and right with others.
         base: the failing shape that experiments begin at.
         known: the answers by shape.
         wrong_ones: those with a sequence that is wrong.
-        kept: results of small calls.
+        kept: what came of small calls.
     """
 
     guard: Guard
@@ -173,14 +168,15 @@ class Lab:
     device: str
     spent: Callable[[], bool]
     most: int = 1500
+    fault: Fault = field(default_factory=WrongOutputs)
+    name: str = OUTPUT
     points: Points = field(default_factory=Points)
     asked: int = 0
     mixed: int = 0
     base: Shape | None = None
-    _clearly: dict[torch.dtype, float] = field(default_factory=dict)
     known: dict[Shape, tuple[bool | None, ...]] = field(default_factory=dict)
     wrong_ones: list[Shape] = field(default_factory=list)
-    kept: list[tuple[Shape, CallResult]] = field(default_factory=list)
+    kept: list[tuple[Shape, Came]] = field(default_factory=list)
 
     def ask(self, shape: Shape) -> tuple[bool | None, ...]:
         """Tell for each sequence whether it is wrong; None where that depends on the numbers, or no query of it was computed.
@@ -210,24 +206,28 @@ class Lab:
 
         Of a kernel that keeps state, no condition of a call is true.
         """
-        kept = [(shape, result) for shape, result in self.kept if self.base is None or shape.data == self.base.data]
+        kept = [(shape, came) for shape, came in self.kept if self.base is None or shape.data == self.base.data]
         chosen = [*kept[:_AGAIN], *kept[:: max(1, len(kept) // _AGAIN)]]
-        again = [(result, self.measured(shape, 0)) for shape, result in chosen]
-        same = [now is not None and wrong_sequences(before) == wrong_sequences(now) for before, now in again]
+        same = [self.told(shape, came) == self.told(shape, self.made(shape, 0)) for shape, came in chosen]
         return bool(same) and all(same)
 
-    def learn(self, shape: Shape, result: CallResult) -> None:
+    def told(self, shape: Shape, came: Came | None) -> tuple[bool | None, ...]:
+        """Tell for each sequence whether it is wrong, by what came of the call; None where that cannot be told."""
+        answer = None if came is None else self.fault(came)
+        return answer if isinstance(answer, tuple) else (answer,) * len(shape.lens)
+
+    def learn(self, shape: Shape, came: Came) -> None:
         """Take a call that was made before into account."""
-        for b, wrong in enumerate(wrong_sequences(result)):
-            if shape.lens[b][0] and (wrong or self._shows(shape)):
+        for b, wrong in enumerate(self.told(shape, came)):
+            if shape.lens[b][0] and (wrong or (wrong is False and self._shows(shape))):
                 self.points.add(features(shape, b), wrong)
 
     def _shows(self, shape: Shape) -> bool:
         """Return True if an error as that of the base would show: on data of a kind of its own, a small one may not."""
         return self.base is None or self.base.data != "normal" or shape.data == "normal"
 
-    def measured(self, shape: Shape, seed: int) -> CallResult | None:
-        """Have the kernel compute a call of a shape; None if it refuses it, or is not asked for such calls."""
+    def made(self, shape: Shape, seed: int) -> Came | None:
+        """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
         try:
             call = shape.make(zlib.crc32(repr((shape, seed)).encode()), self.device, _POOL)
         except (LookupError, ValueError):
@@ -236,8 +236,10 @@ class Lab:
             return None
         self.asked += 1
         try:
-            return measure(call, self.guard(call.clone()), self.guard.assay.noise)
-        except (KernelRefused, ValueError):  # the second: the numbers overflow the dtype
+            return attempt(self.guard, call)
+        except KernelRefused as refusal:
+            return str(refusal)
+        except ValueError:
             return None
 
     def _may_ask(self, call: AttentionCall) -> bool:
@@ -246,30 +248,14 @@ class Lab:
         return asked and dims in self.dims and call.q.dtype in self.dtypes
 
     def _answer(self, shape: Shape) -> tuple[bool | None, ...]:
-        nothing = (None,) * len(shape.lens)
-        first = self.measured(shape, 0)
-        if first is None:
-            return nothing
-        if _work(shape) <= _KEPT_WORK:
+        first = self.made(shape, 0)
+        if first is not None and _work(shape) <= _KEPT_WORK:
             self.kept.append((shape, first))
-        drawn = self._wrong_sequences(first)
-        again = self.measured(shape, 1) if any(drawn) else first
-        other = drawn if again is None else self._wrong_sequences(again)
-        self.mixed += sum(a != b for a, b in zip(drawn, other, strict=True))
-        return tuple(a if a == b and new else None for a, b, (new, _) in zip(drawn, other, shape.lens, strict=True))
-
-    def _wrong_sequences(self, result: CallResult) -> tuple[bool, ...]:
-        """Do what `wrong_sequences` does, without simulating noise where every error is far beyond it or within rounding."""
-        dtype = result.call.q.dtype
-        clearly = self._clearly.get(dtype, _CLEARLY)
-        far, within = (result.own > clearly).any(1), (result.own <= least_error(dtype)).all(1)
-        by_cell = list(zip(result.cells.sequence, far.tolist(), within.tolist(), strict=True))
-        bad = {b for b, is_far, _ in by_cell if is_far}
-        if all(b in bad or is_within for b, _, is_within in by_cell):
-            return tuple(b in bad for b in range(len(result.call.lens_q)))
-        if dtype not in self._clearly:
-            self._clearly[dtype] = min(_CLEARLY, _TIMES_BOUND * float(result.fit_bounds.max()))
-        return wrong_sequences(result)
+        drawn = self.told(shape, first)
+        other = self.told(shape, self.made(shape, 1)) if any(drawn) else drawn
+        self.mixed += sum(a is not b is not None for a, b in zip(drawn, other, strict=True))
+        pairs = zip(drawn, other, shape.lens, strict=True)
+        return tuple(a if b in (a, None) and new else None for a, b, (new, _) in pairs)
 
 
 @dataclass(frozen=True)
@@ -515,23 +501,19 @@ class Experiments:
     axes: tuple[Axis, ...] = ()
     kept: Sequence[tuple[Shape, CallResult]] = ()
 
-    def there(self, shape: Shape) -> bool:
-        """Return True if a call of a shape has a sequence that is wrong, by what was tried."""
-        return self.tried is None or any(meets(self.tried, features(shape, b)) for b in range(len(shape.lens)))
-
 
 NOTHING_TRIED = Experiments()
 
 
 def experiment(
-    lab: Lab, failing: Iterable[Place], others: Iterable[tuple[Shape, CallResult]] = (), seed: int = 0
+    lab: Lab, failing: Iterable[Place], others: Iterable[tuple[Shape, Came]] = (), seed: int = 0
 ) -> Experiments:
     """Find the condition under which sequences are wrong, and the simplest place where one is.
 
     Args:
         lab: the kernel.
         failing: wrong sequences, those of the smallest calls first. The first that is wrong with other numbers too is the base.
-        others: calls that were made before.
+        others: what came of calls that were made before.
         seed: of what is drawn.
     """
     place: Place | None = None
@@ -539,12 +521,12 @@ def experiment(
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
-            return Experiments()
+            return Experiments(kept=_computed(lab))
         place = simplest(lab, place)
         lab.base, axes = place.shape, _axes(lab)
         varied = _one_axis_at_a_time(lab, place, axes)
-        for shape, result in others:
-            lab.learn(shape, result)
+        for shape, came in others:
+            lab.learn(shape, came)
         drawer = _Drawer(lab, place, axes, seed)
         for shape in drawer(40):
             lab.ask(shape)
@@ -554,11 +536,16 @@ def experiment(
                 break  # with all else held, a fault that depends on the numbers looks like a condition of anything
             context = {name: own[name] for field in drawer.held for name in _HELD[field]}
             if (tried := _challenged(lab, drawer, context)) is not None:
-                tried = tried.model_copy(update={"part": _part(lab, drawer, tried)})
-                return Experiments(tried if lab.repeats() else None, place, varied, lab.kept)
+                if lab.name == OUTPUT:
+                    tried = tried.model_copy(update={"part": _part(lab, drawer, tried)})
+                return Experiments(tried if lab.repeats() else None, place, varied, _computed(lab))
     except SpentError:
         pass
-    return Experiments(None, place, varied, lab.kept)
+    return Experiments(None, place, varied, _computed(lab))
+
+
+def _computed(lab: Lab) -> list[tuple[Shape, CallResult]]:
+    return [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
 
 
 def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:
@@ -595,8 +582,8 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
             alike = [rule for rule in still[1:] if rule in rivals and cost(rule) <= cost(still[0]) + _TIE]
             ties = [rule for rule in alike if {prop.feature for prop in {*rule} ^ {*still[0]}} - _FOLLOW]
             return Tried(
-                rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False], calls=lab.asked,
-                rivals=tuple(ties[:1]),
+                fault=lab.name, rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False],
+                calls=lab.asked, rivals=tuple(ties[:1]),
             )  # fmt: skip
     return None
 
@@ -640,7 +627,7 @@ def _part(lab: Lab, drawer: _Drawer, tried: Tried) -> Rule:
         known = [features(shape, b) for b in range(len(shape.lens))] if shape.dtype == drawer.dtype else []
         return [b for b, of in enumerate(known) if shape.lens[b][0] and meets(tried, of)]
 
-    kept = [(result, wrong) for shape, result in lab.kept if (wrong := there(shape))]
+    kept = [(result, wrong) for shape, result in _computed(lab) if (wrong := there(shape))]
     for result, wrong in kept[:: max(1, len(kept) // _TOLD)]:
         _add_cells(result, wrong, cells, dims)
     part: Rule = ()
@@ -653,8 +640,8 @@ def _part(lab: Lab, drawer: _Drawer, tried: Tried) -> Rule:
                 (shape, wrong) for shape in drawer(_DRAWN) if _work(shape) <= _KEPT_WORK and (wrong := there(shape))
             )
             for shape, wrong in islice(fresh, _EACH_SIDE):
-                if (measured := lab.measured(shape, 0)) is not None:
-                    _add_cells(measured, wrong, cells, dims)
+                if isinstance(came := lab.made(shape, 0), CallResult):
+                    _add_cells(came, wrong, cells, dims)
             if points.confirm(chosen[0], before, _LEAST_EACH_SIDE):
                 part += chosen[0]
                 break
@@ -666,7 +653,7 @@ def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims
     call, dtype = result.call, result.call.q.dtype
     off, right = relative_l1(result.by_row).nan_to_num(nan=np.inf), truth(call)
     exact, ratio = least_error(dtype), call.heads.group
-    wrong_from = max(_SEEN, _TIMES_BOUND * exact)
+    wrong_from = max(_SEEN, _ROUNDINGS * exact)
     by_dim = ((result.out - right).abs() / right.abs().mean(-1, keepdim=True)).nan_to_num(nan=np.inf)
     for b in sequences:
         start, new, q_heads = call.cu_seqlens_q.tolist()[b], call.lens_q[b], call.q.shape[1]

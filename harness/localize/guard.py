@@ -207,6 +207,19 @@ def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
     return kernel(call) if isinstance(kernel, Guard) else Guard(kernel, memory=False).strictly(call)
 
 
+def attempt(kernel: Kernel, call: AttentionCall) -> CallResult:
+    """Have a kernel compute a copy of a call; errors are those of `compute`, and a ValueError where numbers overflow the dtype."""
+    given = call.clone()
+    before = len(kernel.written) if isinstance(kernel, Guard) else 0
+    out = compute(kernel, given)
+    mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
+    # The output may be a view of an input, or of a buffer that the next call overwrites.
+    kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
+    outside = [where for _, where in kernel.written[before:]] if isinstance(kernel, Guard) else []
+    result = measure(call, kept, declaration(kernel).noise)
+    return replace(result, mutated=mutated, outside=next(iter(outside), ""))
+
+
 def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:
     """Count how many times `run_calls` runs a kernel that computes all of so many calls."""
     return calls + 2 * len(range(0, calls, _step(calls, repeats)))
@@ -245,17 +258,14 @@ def run_calls(
     results: list[CallResult] = []
     refused: list[tuple[AttentionCall, str]] = []
     made = calls if order is None else order
+    begun: list[AttentionCall] = []
     for call in (call for call in made if call.phase in declared.phases):
-        given = call.clone()
+        begun.append(call)
         try:
-            out = compute(kernel, given)
+            results.append(attempt(kernel, call))
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
-        # The output may be a view of an input, or of a buffer that the next call overwrites.
-        kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
-        results.append(replace(measure(call, kept, declared.noise), mutated=mutated))
         each(results[-1])
         if enough(results):
             break
@@ -271,6 +281,7 @@ def run_calls(
         delegated=tuple(call for call in made if call.phase not in declared.phases),
         refused=tuple(sorted(refused, key=lambda pair: place[id(pair[0])])),
         failed_repeats=tuple(failed),
+        made=begun,
     )
 
 

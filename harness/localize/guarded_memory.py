@@ -202,13 +202,19 @@ def _reads_outside(ask: _Ask, call: AttentionCall) -> dict[tuple[str, _Side], li
     nothing: Flipped = ("", _SIDES[0])
     usual = tensor_of(ask(call.clone(), nothing)).clone()
     reads: dict[tuple[str, _Side], list[str]] = {}
-    if not same_values(usual[: call.rows], tensor_of(ask(call.clone(), nothing))[: call.rows]):
+
+    def repeats(out: Tensor, flipped: Flipped) -> bool:
+        return same_values(out[: call.rows], tensor_of(ask(call.clone(), flipped))[: call.rows])
+
+    if not repeats(usual, nothing):
         return reads
     for guard in _guards_of(call):
         for side in _SIDES:
-            out = tensor_of(ask(call.clone(), (guard.name, side)))
+            out = tensor_of(ask(call.clone(), (guard.name, side))).clone()
             differs = ((out != usual) & ~(out.isnan() & usual.isnan()))[: call.rows]
-            if heads := [str(head) for head in differs.any(-1).any(0).nonzero().ravel().tolist()]:
+            heads = [str(head) for head in differs.any(-1).any(0).nonzero().ravel().tolist()]
+            # The memory makes the difference only if both answers come again: a kernel may err now and then.
+            if heads and repeats(out, (guard.name, side)) and repeats(usual, nothing):
                 readers = f"q head{'s' * (len(heads) > 1)} {listed(heads)}"
                 reads.setdefault((readers, side), []).append(guard.name.upper())
     return reads

@@ -17,7 +17,6 @@ from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.errors import AssayError
 from assay.harness.evidence.error_table import SUMS, ratio
 from assay.harness.localize.bounds import CallNoise, bounds_of_queries
-from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import (
     CallCells,
     all_finite,
@@ -76,6 +75,7 @@ class CallResult:
         repeats_differ: whether any bit differed between the two runs in a row.
         late_differs: whether any bit differed in the late run.
         mutated: names of the inputs that the kernel wrote to.
+        outside: where it wrote outside of its tensors, in words that follow "the kernel"; empty if it did not.
         lse: the log-sum-exps of a kernel that declares them, float32 [total_q, num_q_heads]; None of another.
     """
 
@@ -90,11 +90,13 @@ class CallResult:
     repeats_differ: bool = False
     late_differs: bool = False
     mutated: tuple[str, ...] = ()
+    outside: str = ""
     lse: Tensor | None = None
 
     def updated(self, **changes: Any) -> CallResult:
         """Return the result with other fields that do not concern its error: what was simulated is kept."""
         names = {field.name for field in fields(self)}
+        _ = self.lse_errors  # so that what is simulated of them is shared
         changed = replace(self, **changes)
         vars(changed).update({name: value for name, value in vars(self).items() if name not in names})
         return changed
@@ -239,11 +241,6 @@ class CallResult:
         """Share of the output's elements that are infinite or not a number."""
         return 1 - float(self.out[: self.call.rows].isfinite().double().mean())
 
-    @cached_property
-    def sequence_shapes(self) -> list[SequenceShape]:
-        """The shape of each sequence."""
-        return sequence_shapes(self.call)
-
 
 # Most results of which the bound is simulated only to say which one is the worst.
 _SIMULATED = 12
@@ -258,12 +255,16 @@ class KernelRun:
         delegated: calls of phases that it does not declare; they were not run.
         refused: calls that it refused, with its reasons.
         failed_repeats: calls that it computed once and then failed to compute again, and why.
+        drawn: results of experiments: what is said holds on them too, and they are in no count.
+        made: all calls but those that were drawn, in the order in which they were made.
     """
 
     results: tuple[CallResult, ...]
     delegated: tuple[AttentionCall, ...] = ()
     refused: tuple[tuple[AttentionCall, str], ...] = ()
     failed_repeats: tuple[tuple[AttentionCall, str], ...] = ()
+    drawn: tuple[CallResult, ...] = ()
+    made: Sequence[AttentionCall] = ()
 
     def require_results(self) -> None:
         """Raise an AssayError unless a call was computed: nothing computed is never a pass."""

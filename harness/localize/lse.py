@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,16 +43,43 @@ class LseErrors:
         lse: what the kernel returned, float64 [rows, num_q_heads].
         right: the oracle's, likewise.
         own: their distance, likewise; infinite where only one of the two is finite.
-        bounds: the largest that noise explains, likewise; infinite where it was not simulated, as others are further off.
-        rows: packed query rows that are compared, int64; None for all.
+        least: the least that any implementation may pay, likewise.
+        family: the noise family that the kernel declares.
+        rows: packed query rows that are compared, int64, in increasing order; None for all.
     """
 
     call: AttentionCall
     lse: Tensor
     right: Tensor
     own: Tensor
-    bounds: Tensor
+    least: Tensor
+    family: NoiseFamily
     rows: Tensor | None
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """The largest error that noise explains, like `own`; infinite where it was not simulated, as others are further off."""
+        bounds = self.least.clone()
+        excess = (self.own / self.least).amax(1)
+        suspects = (excess > 1).nonzero().flatten()
+        if len(suspects):
+            worst = suspects[excess[suspects].argsort(descending=True, stable=True)]
+            # The worst of each sequence come first, or one would count as right beside another with many that are further off.
+            of = self.sequence_of[worst]
+            rank = (of[:, None] == of).tril().sum(1)
+            chosen = worst[rank.argsort(stable=True)[:_MOST_SIMULATED]].sort()[0]
+            packed = chosen if self.rows is None else self.rows[chosen]
+            summed = torch.cat([self.own[chosen], self.own[chosen].sum(1, keepdim=True)], 1).cpu()
+            simulated = bounds_of_queries(self.call, self.family, packed, summed, lse=True)[:, :-1].to(bounds.device)
+            bounds[suspects] = math.inf
+            bounds[chosen] = torch.maximum(self.least[chosen], simulated)
+        return bounds
+
+    @property
+    def sequence_of(self) -> Tensor:
+        """The sequence of each query that is compared, int64."""
+        packed = torch.arange(self.call.rows, device=self.call.q.device) if self.rows is None else self.rows
+        return torch.bucketize(packed, self.call.cu_seqlens_q[1:].to(packed.dtype), right=True)
 
     @property
     def excess(self) -> float:
@@ -62,6 +90,16 @@ class LseErrors:
     def wrong(self) -> bool:
         """True if one is out of bounds."""
         return self.excess > 1
+
+    @property
+    def wrong_sequences(self) -> tuple[bool, ...]:
+        """Flags of the sequences: true where one is out of bounds."""
+        return self.sequences_with(self.own > self.bounds)
+
+    def sequences_with(self, wrong: Tensor) -> tuple[bool, ...]:
+        """Tell which sequences have one of these log-sum-exps, bool [rows, num_q_heads]."""
+        bad = set(self.sequence_of[wrong.any(1)].tolist())
+        return tuple(b in bad for b in range(len(self.call.lens_q)))
 
     @property
     def worst(self) -> tuple[float, float]:
@@ -91,18 +129,8 @@ def lse_errors(call: AttentionCall, lse: Tensor, family: NoiseFamily, rows: Tens
     given = (lse if rows is None else lse[rows]).double()
     own = _distance(given, right)
     keys = max(call.lens_k)
-    bounds = _EPS * (_LEAST + _OF_KEY * keys + _OF_LSE * right.abs().nan_to_num(posinf=0.0))
-    excess = (own / bounds).amax(1)
-    suspects = (excess > 1).nonzero().flatten()
-    if len(suspects):
-        chosen = suspects[excess[suspects].argsort(descending=True)[:_MOST_SIMULATED]].sort()[0]
-        packed = chosen if rows is None else rows[chosen]
-        summed = torch.cat([own[chosen], own[chosen].sum(1, keepdim=True)], 1).cpu()
-        simulated = bounds_of_queries(call, family, packed, summed, lse=True)[:, :-1].to(bounds.device)
-        least = bounds[chosen]
-        bounds[suspects] = math.inf
-        bounds[chosen] = torch.maximum(least, simulated)
-    return LseErrors(call, given, right, own, bounds, rows)
+    least = _EPS * (_LEAST + _OF_KEY * keys + _OF_LSE * right.abs().nan_to_num(posinf=0.0))
+    return LseErrors(call, given, right, own, least, family, rows)
 
 
 def _distance(lse: Tensor, expected: Tensor) -> Tensor:

@@ -57,12 +57,13 @@ def picture_of(reading: WeightReading, head: int | None = None, *, relative: flo
     least = max(1e-6, eps / 100)
     kinds = _kinds(reading, 50 * least)
     cells = _cells(reading, max(_LEAST_RELATIVE, _ROUNDINGS * eps) if relative is None else relative, least)
-    wrong = (kinds != "read") | np.isin(cells, WRONG).any(-1)
+    whole = kinds != "nonlinear"  # weights that are not the whole output say nothing of heads or keys
+    wrong = whole & ((kinds != "read") | np.isin(cells, WRONG).any(-1))
     if head is None:
         misplaced = np.abs(reading.weights - reading.expected).sum((-1, -2)) + (kinds != "read")
-        head = int((misplaced * wrong).sum(0).argmax())
-    shown = order[_window(wrong[order, head], MAX_QUERIES)]
-    by_kv = np.abs(reading.weights[:, head]).max((0, -1)) > least
+        head = int((misplaced * (wrong | ~whole)).sum(0).argmax())
+    shown = order[_window((wrong | ~whole)[order, head], MAX_QUERIES)]
+    by_kv = (np.abs(reading.weights[:, head]).max(-1) > least)[whole[:, head]].any(0)
     picture = _picture(
         call, reading.rows[shown], head, heads[wrong.any(0)], kinds[shown, head], cells[shown, head],
         reading.expected[shown, head, own[head]], reading.weights[shown, head].sum(1),

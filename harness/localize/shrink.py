@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,9 +30,12 @@ _MAX_LITERALS = 4096
 _IN_EVIDENCE = "smallest failing call: "
 
 
+Fails = Callable[[AttentionCall], bool]
+
+
 @dataclass(frozen=True)
-class _Smallest:
-    """The smallest call found that shows a bug, in words, and what writes a test of it; nothing where no call fails."""
+class Smallest:
+    """The smallest calls that show a bug, in words, and what writes a test of them; nothing where no call fails."""
 
     words: str = ""
     source: Callable[[Finding], str] | None = None
@@ -56,7 +58,7 @@ def _about_outputs(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in serious(findings) if finding.id != CONTRACT_BROKEN]
 
 
-def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> _Smallest:
+def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> Smallest:
     """Find the smallest call that shows the first bug.
 
     Args:
@@ -67,14 +69,20 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
     """
     failing = [result.call for result in run.results if result.fails]
     if not failing:
-        return _Smallest()
+        return Smallest()
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
-    finding = next(f for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN))
+    named = (f.id for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN))
     with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
-        # With a head_dim that it was not written for, a kernel may write beyond its output, which ends the process.
-        dims = {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
-        call = shrink(guard, call, dims, finding.id)
-    return _Smallest(describe(call), _reproduction(call, guard, path) if path else None)
+        call = shrink(
+            guard, call, head_dims_of(guard, run), next(named, "")
+        )  # of a kernel that errs by chance, any error
+    text = written(call, lambda drawn: _fails(guard, drawn)) if path else None
+    return Smallest(describe(call), source_of([text], guard, path) if text else None)
+
+
+def head_dims_of(guard: Guard, run: KernelRun) -> set[int]:
+    """Return the head dims that a call may shrink to: with others, a kernel may write beyond its output, which ends the process."""
+    return {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
 
 
 def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: str = "") -> AttentionCall:
@@ -97,7 +105,7 @@ def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: s
 
     def still_fails(smaller: AttentionCall) -> bool:
         nonlocal runs
-        if not smaller.rows or runs > _MAX_RUNS or time.monotonic() > until:
+        if runs > _MAX_RUNS or time.monotonic() > until:
             return False
         runs += 1
         try:
@@ -114,8 +122,15 @@ def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: s
 
     if not still_fails(call):
         raise ValueError(f"nothing to shrink: the kernel does not fail on {describe(call)}")
-    while (smaller := next(filter(still_fails, _smaller(call, sorted(head_dims))), None)) is not None:
+    return shrunk(call, head_dims, still_fails)
+
+
+def shrunk(call: AttentionCall, head_dims: Collection[int], still_fails: Fails) -> AttentionCall:
+    """Make a call smaller, step by step, as long as it still fails."""
+    steps = (smaller for smaller in _smaller(call, sorted(head_dims)) if smaller.rows and still_fails(smaller))
+    while (smaller := next(steps, None)) is not None:
         call = smaller
+        steps = (smaller for smaller in _smaller(call, sorted(head_dims)) if smaller.rows and still_fails(smaller))
     return call
 
 
@@ -173,56 +188,76 @@ def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
     return call.of_heads(heads, kept)
 
 
-def _test(kernel: str, imports: str, call: str, noise: str, finding: Finding) -> str:
-    """Write a pytest file that fails while the kernel's own error is out of bounds, in the words of the finding."""
-    observed = f" Observed: {finding.observed}." if finding.observed else ""
-    return f'''"""{_prose(finding.title)}: the smallest call that shows it."""
+# Names of the calls of a test before its last.
+_EARLIER = ("FIRST", "SECOND", "THIRD")
+MAX_CALLS = len(_EARLIER) + 1
+"""Most calls of a test."""
+
+
+def source_of(calls: Sequence[str], guard: Guard, path: str, times: int = 1) -> Callable[[Finding], str]:
+    """Write a pytest file that fails if the last of some calls is wrong, or another one.
+
+    Args:
+        calls: the calls as `written`, in their order.
+        guard: the kernel.
+        path: what it is imported by.
+        times: how often the last call is made.
+    """
+    noise = guard.assay.noise
+    excused = "" if noise == declaration(guard.kernel).noise else f", noise={noise!r}"
+    names = [*_EARLIER[: len(calls) - 1], "CALL"]
+    made = "\n".join(text.replace("CALL", name) for name, text in zip(names, calls, strict=True))
+    lines = [f"    assert_correct(KERNEL, {name}{excused})" for name in names]
+    if times > 1:
+        lines[-1:] = [f"    for _ in range({times}):", f"    {lines[-1]}"]
+    of_assay, of_calls = ["Mask", "assert_correct"], ["CallSpec"]
+    of_assay[:0] = ["AttentionCall"] * ("AttentionCall(" in made)
+    of_calls += ["StoredKV"] * ("StoredKV(" in made)
+    imports = "from dataclasses import replace\n\n" * ("replace(" in made)
+    imports += f"import torch\n\nfrom assay import {', '.join(of_assay)}"
+    imports += f"\nfrom assay.harness.attention.call import {', '.join(of_calls)}"
+    imports += "\nfrom assay.harness.attention.sample_calls import call_of" * ("call_of(" in made)
+    body = "\n".join(lines)
+    what = "the smallest call that shows it" if len(calls) == times == 1 else "the shortest calls that show it"
+
+    def source(finding: Finding) -> str:
+        observed = f" Observed: {finding.observed}." if finding.observed else ""
+        return f'''"""{_prose(finding.title)}: {what}."""
 
 {imports}
 
-KERNEL = {kernel!r}
-{call}
+KERNEL = {path!r}
+{made}
 
 
 def test_the_kernel_is_correct() -> None:
     """{_prose(finding.sentence)}{_prose(observed)}"""
-    assert_correct(KERNEL, CALL{noise})
+{body}
 '''
 
+    return source
 
-def _reproduction(call: AttentionCall, guard: Guard, path: str) -> Callable[[Finding], str] | None:
-    """Write a call as source: inputs from a seed, if the kernel fails on such data of the same shape, else its numbers.
 
-    The result writes a pytest file of it, in the words of a finding; None if the kernel fails on the call's own data only, which is
-    too large for a test.
+def written(call: AttentionCall, fails: Fails) -> str | None:
+    """Write a call as source that names it CALL: inputs from a seed, if such data fail too, else its numbers.
+
+    Returns:
+        The source, or None if the kernel fails on the call's own data only, which is too large for a test.
     """
-    noise = guard.assay.noise
-    excused = "" if noise == declaration(guard.kernel).noise else f", noise={noise!r}"
     own = f"spec={call.spec!r}"
-    if drawn := _drawn(call, guard):
+    if drawn := _drawn(call, fails):
         seed, (changed, _) = drawn
         lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
         shape = f"{lens}, {heads}, {call.q.shape[2]}, {call.q.dtype}, {str(call.q.device)!r}"
         text = f"CALL = replace(call_of({shape}{f', seed={seed}' * bool(seed)}), {own})"
-        if changed:
-            text += f"\nCALL = replace(CALL, {changed})"
-        imports = (
-            "from dataclasses import replace\n\nimport torch\n\nfrom assay import Mask, assert_correct\n"
-            "from assay.harness.attention.call import CallSpec\nfrom assay.harness.attention.sample_calls import call_of"
-        )
-        return partial(_test, path, imports, text, excused)
+        return text + (f"\nCALL = replace(CALL, {changed})" if changed else "")
     if sum(tensor.numel() for tensor in (call.q, call.k, call.v)) > _MAX_LITERALS:
         return None
     literals = {name: _literal(tensor) for name, tensor in call.tensors.items()}
     tensors = "".join(f"    {name}={literal},\n" for name, literal in literals.items() if name not in STORED)
     if call.stored is not None:
         own += f",\n    stored=StoredKV({', '.join(literals[name] for name in STORED)})"
-    text = f"CALL = AttentionCall(\n{tensors}    {own},\n)"
-    imports = (
-        "import torch\n\nfrom assay import AttentionCall, Mask, assert_correct\n"
-        "from assay.harness.attention.call import CallSpec"
-    ) + ", StoredKV" * (call.stored is not None)
-    return partial(_test, path, imports, text, excused)
+    return f"CALL = AttentionCall(\n{tensors}    {own},\n)"
 
 
 _Change = tuple[str, Callable[[AttentionCall], AttentionCall]]
@@ -240,7 +275,7 @@ _CHANGES: tuple[_Change, ...] = (
 _SEEDS = 6
 
 
-def _drawn(call: AttentionCall, guard: Guard) -> tuple[int, _Change] | None:
+def _drawn(call: AttentionCall, fails: Fails) -> tuple[int, _Change] | None:
     """Find the seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
     carried = call.spec.padded_rows or any(call.tensors.keys() - {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})
     if carried or call.v.shape[2] != call.q.shape[2] or call.spec.layout != "packed" or call.spec.grad_mode:
@@ -250,7 +285,7 @@ def _drawn(call: AttentionCall, guard: Guard) -> tuple[int, _Change] | None:
         for seed in range(_SEEDS):
             made = call_of(lens, heads, call.q.shape[2], call.q.dtype, str(call.q.device), seed)
             drawn = replace(made, spec=call.spec)
-            if _fails(guard, change[1](drawn)):
+            if fails(change[1](drawn)):
                 return seed, change
     return None
 

@@ -9,7 +9,7 @@ from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparis
 from assay.harness.ingest.result import UNKNOWN, IngestResult
 from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, listed
+from assay.harness.text import counted, few, listed, one_line
 from assay.reports.wording.say import Found, say, says
 from assay.reports.wording.verdict import unmet_sentence
 
@@ -92,6 +92,7 @@ _UNPAIRED = {
     "skipped-in-a": "asked for, and without an answer in A",
     "skipped-in-b": "asked for, and without an answer in B",
     "no-samples": "in scores without samples",
+    "off-scale": "of a score that is not from 0 to 1 or to 100",
     "beyond-stop": "asked after the other run had stopped",
 }
 
@@ -110,15 +111,15 @@ _IDENTIFYING = {
     "limit": "the limit of documents",
     "tokenizer": "the tokenizer",
     "template": "the chat template or prompt template",
-    "task_version": "the version of the task",
+    "version": "the version of the task",
 }
 
 
 @says
 def _tasks_differ(what: str, a: Any, b: Any) -> str:
     if what == "shots":
-        return f"{counted(a, 'shot')} in A and {counted(b, 'shot')} in B"
-    return f"{_IDENTIFYING[what]} is {a} in A and {b} in B"
+        return f"{counted(int(a), 'shot')} in A and {counted(int(b), 'shot')} in B"
+    return _setting_differs(_IDENTIFYING.get(what, f"the limit {what}"), a, b).removeprefix("the setting ")
 
 
 @says
@@ -148,7 +149,7 @@ def _questions_differ(differs: list[tuple[str, list[Statement]]]) -> Found:
 
 @says
 def _settings_not_recorded(sides: list[str]) -> Found:
-    said = f"{sides[0]} does not record them" if len(sides) == 1 else "neither records them"
+    said = f"{sides[0]} does not record all of them" if len(sides) == 1 else "neither records them"
     return Found(said, "lm-eval's results file beside the samples, or a whole log")
 
 
@@ -217,6 +218,12 @@ def _stated_scores(apart: list[tuple[str, float, str, float]]) -> Found:
     return Found("; ".join(said) or "they are", _SAME)
 
 
+@says
+def _served_differently(changed: list[tuple[str, str | None, str | None]]) -> str:
+    named = [f"{name} {one_line(a or 'not set', 60)} -> {one_line(b or 'not set', 60)}" for name, a, b in changed]
+    return f"what these files say of the servers differs, and is what was compared: {few(named, 6)}"
+
+
 def _were(count: int, what: str) -> str:
     return f"{counted(count, what)} {'was' if count == 1 else 'were'} not"
 
@@ -225,6 +232,9 @@ def _were(count: int, what: str) -> str:
 def _documents_paired(pairs: int, gaps: list[tuple[int, str, str, list[str]]]) -> Found:
     if not gaps:
         return Found(f"{pairs:,} pairs")
+    if beyond := [task for _, why, task, _ in gaps if why == "off-scale"]:
+        said = f"{listed(beyond)} has a score that is not from 0 to 1 or to 100, compared unpaired"
+        return Found(said, "name another score with --metric")
     alone = [task for _, why, task, _ in gaps if why == "no-samples"]
     if len(alone) == len(gaps):
         return Found(f"{listed(alone)} has scores without samples, compared unpaired", "lm-eval with --log_samples")

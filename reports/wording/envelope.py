@@ -50,7 +50,7 @@ def _lengths(
     if "extend" in envelope.claimed:
         at = {quantity: met(ranges, BORDER_TOKENS) for quantity, ranges in compared["extend"].items()}
         words["extend"] = (
-            f"prefill at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} behind a cached prefix, at "
+            f"extend at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} behind a cached prefix, at "
             f"{at['prefix-tokens']} cached and at {at['total-tokens']} in all"
         )
     if "decode" in envelope.claimed:
@@ -81,7 +81,7 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
         starts = (
             f", which starts beyond {limits.chunk_tokens:,} tokens" if limits.chunk_tokens else ": it is switched off"
         )
-        yield f"extend: chunked prefill{starts}"
+        yield f"extend: a prompt in chunks{starts}"
     elif extend and not envelope.calls("extend", "chunk", "later chunk of full length"):
         yield "extend: a later chunk of full length"
     if extend and not envelope.calls("extend", "mix", "extend and decode"):
@@ -120,10 +120,11 @@ def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> s
 
 
 _START = "let assay start the servers, without a URL"
+_READ_LOGS = "see the servers' logs, and run again"
 _REMEDIES = {
     "CUDA graphs": "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower",
     "texts part": "run again, which asks other prompts; where many texts part, compare in float32 or set envelope_tokens lower",
-    "no prefix cache": "keep the prefix cache on (without --disable-radix-cache)",
+    "no prefix cache": "keep the prefix cache on",
     "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
 }
 
@@ -134,8 +135,8 @@ def _envelope_not_requested(line: str) -> Found:
 
 
 @says
-def _envelope_not_counted(line: str) -> Found:
-    return Found(f"no compared call was counted; {line}", _START)
+def _envelope_not_counted(line: str, url: bool = True) -> Found:
+    return Found(f"no compared call was counted; {line}", _START if url else _READ_LOGS)
 
 
 @says
@@ -158,9 +159,9 @@ def _envelope_not_asked(suites: Sequence[str], line: str) -> Found:
 
 
 @says
-def _envelope_not_answered(line: str) -> Found:
+def _envelope_not_answered(line: str, url: bool = True) -> Found:
     said = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-    return Found(said, _START)
+    return Found(said, _START if url else _READ_LOGS)
 
 
 @says

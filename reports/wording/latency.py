@@ -116,7 +116,7 @@ def _not_timed(said: str) -> Found:
 @says
 def _interpreted(kernels: list[str]) -> Found:
     said = f"{', '.join(kernels)}: interpreted, so the time measured is the interpreter's"
-    return Found(said, "run with --device cuda")
+    return Found(said, "time it on a GPU, where Triton compiles it")
 
 
 @says

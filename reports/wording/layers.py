@@ -249,12 +249,14 @@ def _compared(phase: str, layers: int | None, lacking: list[int], heads: list[in
     return f"{phase}: not observed" if layers is None else f"{phase}: {layers} layers"
 
 
-_KEEP_ON = "keep the prefix cache on (without --disable-radix-cache)"
+_KEEP_ON = "keep the prefix cache on"
+_SHARED_HEADER = "questions that share a header"
 
 
 @says
-def _prefix_compared(some: bool, prefix: str) -> Found:
-    return Found(f"{'some' if some else 'no'} compared calls had {prefix} cached tokens", _KEEP_ON)
+def _prefix_compared(some: bool, prefix: str, cache: bool = False) -> Found:
+    said = f"{'some' if some else 'no'} compared calls had {prefix} cached tokens"
+    return Found(said, f"ask {_SHARED_HEADER}" if cache else _KEEP_ON)
 
 
 @says
@@ -264,15 +266,17 @@ def _no_question_answered() -> Found:
 
 @says
 def _cached_tokens_not_reported() -> Found:
-    settles = "use a server that reports cached tokens (--enable-cache-report)"
+    settles = (
+        "use a server that reports cached tokens (SGLang: --enable-cache-report; vLLM: --enable-prompt-tokens-details)"
+    )
     return Found("the server did not report how many tokens were cached", settles)
 
 
 @says
-def _questions_cached(met: int, questions: int, tokens: int, share: float) -> Found:
+def _questions_cached(met: int, questions: int, tokens: int, share: float, cache: bool = False) -> Found:
     return Found(
         f"{met} of {questions} questions had at least {tokens} cached tokens; {percent(share)} of them are needed",
-        f"{_KEEP_ON}, and questions that share a header",
+        f"ask {_SHARED_HEADER}" if cache else f"{_KEEP_ON}, and ask {_SHARED_HEADER}",
     )
 
 

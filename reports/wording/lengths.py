@@ -17,9 +17,7 @@ def _lengths(
     of = "" if ratio is None else f": a ratio of {ratio:.3f}{interval}"
     unit = "tokens" if recounted is None else "characters"
     counts = (
-        ""
-        if recounted is None
-        else f"; of equal texts the servers count {recounted:+.1f} tokens, candidate less reference"
+        "" if not recounted else f"; of equal texts the servers count {recounted:+.1f} tokens, candidate less reference"
     )
     return (
         f"{candidate:.1f} {unit} on average against {reference:.1f}{of} over {prompts:,} prompts ({longer:,} longer, "

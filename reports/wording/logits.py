@@ -16,8 +16,9 @@ def _nats(value: float | None) -> str:
 
 
 @says
-def _nothing_scored() -> Found:
-    return Found("nothing was scored", "let assay start both servers, without a URL, or leave logits out of --suites")
+def _nothing_scored(url: bool = True) -> Found:
+    start = "let assay start both servers, without a URL, or leave logits out of --suites"
+    return Found("nothing was scored", start if url else "see the servers' logs, and run again")
 
 
 @says

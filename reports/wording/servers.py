@@ -58,7 +58,7 @@ def _decode_calls(shares: list[tuple[str, int, int]], least: float) -> Found:
     compiled = ", ".join(f"{calls:,} of {of:,} decode calls of the {role}" for role, calls, of in shares)
     return Found(
         f"{compiled}; more than {percent(least)} of each are needed",
-        "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none",
+        "leave --enable-torch-compile out, or capture graphs for batches this large (not with a kernel of the contract for decode)",
     )
 
 
@@ -196,9 +196,9 @@ def _with_common_settings(outcome: Statement, because: list[str], impossible: li
 
 
 @says
-def _no_request_admitted(roles: list[str]) -> Found:
+def _no_request_admitted(roles: list[str], url: bool = True) -> Found:
     said = f"no admitted request was noted in the server of the {' or the '.join(roles)}"
-    return Found(said, "let assay start both servers; see their logs")
+    return Found(said, "let assay start both servers" if url else "see the servers' logs, and run again")
 
 
 @says

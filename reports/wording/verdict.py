@@ -152,13 +152,13 @@ def _shown_by(suite: SuiteVerdict) -> str:
 
 
 def _scope_of(report: Report) -> str:
-    """Say what a pass covers: "on the tiny model: 260 questions, prefill at 48 of 1 to 256 tokens in batches of 1 to 9"."""
+    """Say what a pass covers: "on the tiny model: 260 questions, extend at 48 of 1 to 256 tokens in batches of 1 to 9"."""
     asked = next((suite for suite in report.suites if suite.id == "accuracy" and suite.tallies), None)
     reach = [f"{asked.tallies[0].total:,} {'synthetic ' if asked.synthetic else ''}questions"] if asked else []
     for phase, compared in report.envelope.compared.items() if report.envelope else ():
         by_server = report.envelope.served.get(phase, {}) if report.envelope else {}
         lengths, served = (met(some.get("total-tokens", ()), BORDER_TOKENS) for some in (compared, by_server))
-        words = f"{'prefill' if phase == 'extend' else phase} at {lengths} tokens"
+        words = f"{phase} at {lengths} tokens"
         reach.append(f"{words} in batches of {met(compared['batch'], 1)}{f' ({served} served)' * (served != lengths)}")
     model = report.environment.model
     name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)

@@ -149,7 +149,7 @@ def test_where_a_kernel_is_wrong_is_said_with_its_borders() -> None:
         update={"tried": Tried(rule=rule, context={"phase": "decode"}, wrong=15, right=17, calls=441), "axes": axes}
     )
     said = printed(result)
-    assert "Of calls with decode, wrong exactly where cached prefix >= 129." in said
+    assert "Within decode: wrong exactly where cached prefix >= 129." in said
     assert "wrong in 15 of 15 sequences that meet this, right in 17 of 17 others" in " ".join(said.split())
     for row in (
         "cached prefix: Wrong 129 to 512; Right 0 to 128",

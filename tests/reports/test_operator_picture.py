@@ -33,12 +33,12 @@ def test_every_kind_of_cell_and_of_row_is_named(examples: ModuleType) -> None:
     rows = ("shifted", "nonlinear", "read", "nan", "infinite", "zero", "constant", "right", "wrong", "read")
     picture = examples.picture((*examples.EVERY_KIND, "####.."[:5]), rows=rows)
     _, read, difference = map(texts, panels(picture))
-    blocks = {"NaN", "infinite", "zero", "constant", "right, not read", "wrong, not read"}
+    blocks = {"NaN", "infinite", "zero", "constant", "right, not read", "wrong, not read", "its weights are not the whole output"}
     assert blocks < set(read)
     assert blocks < set(difference)
-    assert {"+", "&"} < set(difference)
+    assert "+" in difference
     assert [words for _, words in legend(picture)] == [
-        "as expected", "unseen", "wrongly seen", "wrong weight", "from elsewhere", "something is added", "not the whole output",
+        "as expected", "unseen", "wrongly seen", "wrong weight", "from elsewhere", "something is added",
     ]  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def test_rows_without_weights_have_a_character_of_their_own(examples: ModuleType
 
 def test_rows_whose_weights_are_not_all_are_marked(examples: ModuleType) -> None:
     drawn = text(examples.picture(("##", "##"), rows=("shifted", "nonlinear"))).plain
-    assert [line.split()[-2:] for line in drawn.splitlines()[2:4]] == [["##", "+"], ["##", "&"]]
+    assert [line.split()[-2:] for line in drawn.splitlines()[2:4]] == [["##", "+"], ["&&", "&&"]]
 
 
 def test_sequences_are_told_apart(examples: ModuleType) -> None:

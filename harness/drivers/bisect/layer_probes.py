@@ -73,7 +73,7 @@ class _ProbeServer:
             raise EvidenceError(
                 f"The candidate should have run in the layers {ranges(candidate)}; it ran in {ranges(ran)}.",
                 "the candidate's output in these layers and no others, in the phases that it computes",
-                "see the server's log; a replayed CUDA graph cannot be substituted: start the server without graphs",
+                "see the server's log",
             )
         texts = tuple(answer.text for answer in said)
         with_prefix = sum((answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for answer in said)

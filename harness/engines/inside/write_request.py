@@ -57,5 +57,5 @@ def write_now(folder: Path, poke: Callable[[], None], timeout_s: float = 30.0) -
     raise EvidenceError(
         f"The server's shadow wrote nothing to {folder / FOLDER} in {timeout_s:g} s.",
         "one file per process, written at the end of a forward pass",
-        "see the server's log; the shadow cannot see passes that are replayed CUDA graphs: start the server without them",
+        "see the server's log",
     )

@@ -108,11 +108,11 @@ def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
             raise IndexError("block 3 out of range")
         return TOP_LEFT(call)
 
-    result = check(raises, phases=["extend"], dtypes=["float16"])
+    result = check(raises, phases=["extend"], dtypes=["float16"], read_out=0.1)
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left", CONTRACT_BROKEN]
     assert "IndexError: block 3 out of range" in message(result)
-    assert "only where head_dim is 128" in message(result)
+    assert "Only where head_dim is 128" in message(result)
     assert all("-d128-" in one.case for one in result.broken)
 
 

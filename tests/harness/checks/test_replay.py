@@ -88,6 +88,53 @@ def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Pa
     assert "runs only in a server" in result.not_tested[0]
 
 
+SOURCE = """
+from assay.harness.attention.oracle import oracle
+
+def forward(call):
+    out = oracle(call).to(call.q.dtype)
+    for start, end, prefix in zip(call.cu_seqlens_q, call.cu_seqlens_q[1:], call.prefixes):
+        if prefix >= 17:
+            out[start:end] = 0
+    return out
+"""
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_condition_is_tried_from_recorded_shapes_where_the_kernel_can_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    """The pack has prefixes of 0, 20 and 40 alone; replayed, and as the cause of a run."""
+    name = f"recorded_{served}".lower()
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kernel = f"{name}:forward"
+    recorded = pack(tmp_path / "pack", __import__(name).forward)
+    if served:
+        result = replay_recorded(recorded, Backend.parse(kernel), "again", reader=Reader(5))
+    else:
+        result = replay(recorded, kernel, read_out=5)
+    assert result.tried is not None
+    assert [(prop.feature, prop.kind, prop.values) for prop in result.tried.rule] == [("prefix", ">=", (17,))]
+    first = next(finding for finding in result.findings if finding.severity == "serious")
+    assert first.id == "output-not-written"
+    assert "cached prefix >= 17" in first.does
+
+
+def test_recorded_shapes_that_cannot_be_drawn_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "undrawn.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = Source(engine="e", model="m", model_hash="h", reference="r", candidate="c")
+    writer = PackWriter(tmp_path / "pack", source, 10**8)
+    call = call_of([(4, 20)], (2, 1), 64, torch.float32, "cpu").with_spec(scale=0.3)
+    writer.add(call, sdpa(call), candidate=sdpa(call))
+    writer.flush()
+    result = replay(tmp_path / "pack", "undrawn:forward", read_out=5)
+    assert result.tried is None
+    [why] = [line for line in result.not_tested if "under which condition" in line]
+    assert why.endswith("with another scale, cannot be drawn again")
+
+
 def test_a_call_that_cannot_be_read_hides_no_other_and_is_missing(tmp_path: Path) -> None:
     recorded = pack(tmp_path / "pack", sdpa)
     names = [entry.file for entry in read_manifest(recorded).calls]

@@ -190,7 +190,7 @@ def test_other_shots_are_refused_with_the_reason(data: Path, tmp_path: Path) -> 
     assert result.verdict == "inconclusive"
     assert answers(result).tasks[0].pairs == 0
     (refused,) = answers(result).tasks[0].differs
-    assert refused == state("tasks-differ", what="shots", a=0, b=5)
+    assert refused == state("tasks-differ", what="shots", a="0", b="5")
     unpaired = answers(result).tasks[0].why[1]
     assert unpaired.id == "scores-unpaired"
     assert answers(result).tasks[0].why == (state("not-same-question", differs=[refused]), unpaired)
@@ -367,12 +367,12 @@ def test_a_first_run_that_failed_measures_no_lengths(
 
 def test_what_a_tool_does_not_record_is_not_checked(data: Path) -> None:
     result = compare(data / "lm_eval_a", data / "lm_eval_b")
-    assert (status(result, "finish-reasons"), status(result, "answer-lengths")) == ("not checked", "not checked")
+    assert status(result, "finish-reasons") == "not checked"
 
 
 def test_prompts_that_were_not_recorded_are_not_checked_and_forbid_no_pass(data: Path, tmp_path: Path) -> None:
     def unrecorded(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-        return [row | {"prompt_hash": ""} for row in many(rows)]
+        return [row | {"prompt_hash": "", "arguments": {}} for row in many(rows)]
 
     result = compare(*(edited(data / "lm_eval_a", tmp_path / name, unrecorded) for name in "ab"))
     assert (result.verdict, status(result, "same-prompts")) == ("pass", "not checked")
@@ -699,8 +699,10 @@ def test_settings_that_one_side_does_not_record_are_said(tmp_path: Path) -> None
     a, b = lm_pair(tmp_path)
     (b / "results_2026.json").unlink()
     result = compare(a, b)
-    assert (result.verdict, status(result, "same-settings")) == ("pass", "not checked")
+    assert (result.verdict, status(result, "same-settings")) == ("inconclusive", "missing")
     assert check(result, "same-settings").outcome == state("settings-not-recorded", sides=["B"])
+    (a / "results_2026.json").unlink()
+    assert status(compare(a, b), "same-settings") == "not checked", "of neither"
 
 
 def test_answers_of_lm_eval_from_a_cache_are_no_pass(tmp_path: Path) -> None:
@@ -900,3 +902,142 @@ def test_another_score_that_changed_and_has_no_direction_forbids_a_pass(data: Pa
     result = compare(*sides)
     assert (answers(result).overall.verdict, result.verdict) == ("pass", "inconclusive")
     assert result.why[0].values["task"] == "synthetic (toxic)"
+
+
+def test_every_answer_to_a_repeated_document_counts(data: Path, tmp_path: Path) -> None:
+    def twice(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        return [*many(rows), *many(rows)]
+
+    def wrong_again(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        return [*many(rows), *(row | {"exact_match": 0.0} for row in many(rows))]
+
+    a, b, worse = (
+        edited(data / "lm_eval_a", tmp_path / name, edit) for name, edit in (("a", twice), ("b", twice), ("c", wrong_again))
+    )
+    assert answers(compare(a, b)).overall.again == 192
+    result = compare(a, worse)
+    assert (result.verdict, answers(result).overall.lost, answers(result).overall.test) == ("regression", 192, "betting")
+
+
+def test_tasks_of_two_servers_in_one_folder_are_no_pass(data: Path, tmp_path: Path) -> None:
+    for side, models in (("a", ("ref", "ref")), ("b", ("new", "ref"))):
+        for number, model in enumerate(models):
+            copy = edited(data / "lm_eval_a", tmp_path / side / model / str(number), many)
+            for path in copy.rglob("*_2026*"):
+                path.rename(
+                    path.with_name(
+                        re.sub("2026.*(?=[.])", f"2026-0{number + 1}", path.name.replace("assay_synthetic", f"t{number}"))
+                    )
+                )
+            results = next(copy.rglob("results_*"))
+            results.write_text(results.read_text().replace("assay_synthetic", f"t{number}"))
+            changed(results, model_name=model)
+    result = compare(tmp_path / "a", tmp_path / "b")
+    assert (result.verdict, unmet(result)) == ("inconclusive", ["files-sound"])
+    ((side, _, said),) = check(result, "files-sound").outcome.values["doubts"]
+    assert (side, "t0 of" in said, "'model': 'new'" in said) == ("B", True, True)
+
+
+def test_requests_that_were_cut_are_other_prompts_whatever_hash_is_written(data: Path, tmp_path: Path) -> None:
+    def cut(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        sent = {"gen_args_0": {"arg_0": "the end", "arg_1": {"temperature": 0.0}}}
+        return [row | {"arguments": sent} for row in many(rows)]
+
+    a, b = (edited(data / "lm_eval_a", tmp_path / name, edit) for name, edit in (("a", many), ("b", cut)))
+    result = compare(a, b)
+    assert (result.verdict, [gap.id for gap in answers(result).overall.unpaired]) == ("inconclusive", ["other-prompt"])
+
+
+def test_answers_of_lm_eval_are_as_long_as_what_the_model_wrote(data: Path, tmp_path: Path) -> None:
+    def endless(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        return [row | {"resps": [["the " * 400]]} for row in many(rows)]
+
+    a, b = (edited(data / "lm_eval_a", tmp_path / name, edit) for name, edit in (("a", many), ("b", endless)))
+    result = compare(a, b)
+    assert (result.verdict, status(result, "answer-lengths")) == ("regression", "missing")
+    lengths = answers(result).lengths
+    assert lengths is not None
+    assert (lengths.candidate, lengths.recounted) == (1600, 0.0)
+
+
+def test_scores_in_points_are_tested_and_those_of_no_scale_are_no_pass(tmp_path: Path) -> None:
+    acc, rouge = share(800), [41.5] * 1000
+    a = lm_run(tmp_path / "a", {"rouge": rouge, "acc": acc})
+    assert compare(a, lm_run(tmp_path / "same", {"rouge": rouge, "acc": acc})).verdict == "pass"
+    worse = compare(a, lm_run(tmp_path / "b", {"rouge": [2.5] * 1000, "acc": acc}))
+    assert [(one.metric, one.verdict) for one in answers(worse).tasks] == [("acc,none", "pass"), ("rouge,none", "regression")]
+    assert answers(worse).tasks[1].loss == pytest.approx(0.39)
+    low = compare(a, lm_run(tmp_path / "low", {"rouge": [0.9] * 1000, "acc": acc}))
+    assert answers(low).tasks[1].loss == pytest.approx(0.406), "both are in points where either is"
+    signed = [lm_run(tmp_path / f"signed {side}", {"acc": acc, "rouge_diff": [-3.0, 5.0] * 500}) for side in "ab"]
+    result = compare(*signed)
+    assert (result.verdict, unmet(result)) == ("inconclusive", ["all-paired"])
+    assert [gap.id for gap in answers(result).tasks[1].unpaired] == ["off-scale"]
+    assert compare_files(*signed, MARGIN, TensorRule(), "acc").verdict == "pass"
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("part", ["example", "question"])
+def test_worked_examples_and_what_follows_them_are_of_the_prompt(data: Path, tmp_path: Path, part: str, marked: bool) -> None:
+    paths = []
+    for side in "ab":
+        path = inspect_log(data, tmp_path / f"{side}.json")
+        log = json.loads(path.read_text())
+        for sample in log["samples"]:
+            shown = [
+                {"role": "user", "content": "Q"},
+                {"role": "assistant", "content": "another" if (side, part) == ("b", "example") else "A"},
+            ]
+            asked, answer = sample["messages"]
+            asked["content"] += " A hint." if (side, part) == ("b", "question") else ""
+            if not marked:
+                answer = {"role": "assistant", "content": f"{side} {answer['content']}"}
+            sample |= {"input": [*shown, asked], "messages": [*shown, asked, answer]}
+        path.write_text(json.dumps(log))
+        paths.append(path)
+    result = compare(*paths)
+    assert (result.verdict, [gap.id for gap in answers(result).overall.unpaired]) == ("inconclusive", ["other-prompt"])
+    same = inspect_log(data, tmp_path / "same.json")
+    log = json.loads(same.read_text())
+    log["samples"] = json.loads(paths[0].read_text())["samples"]
+    same.write_text(json.dumps(log))
+    assert compare(paths[0], same).verdict == "pass"
+
+
+def test_ends_of_every_epoch_count_and_those_of_one_document_count_once(data: Path, tmp_path: Path) -> None:
+    def epochs(name: str, end: Callable[[int, int], str]) -> Path:
+        path = inspect_log(data, tmp_path / f"{name}.json")
+        log = json.loads(path.read_text())
+        log["samples"] = [json.loads(json.dumps(sample)) | {"epoch": epoch} for epoch in (1, 2, 3, 4) for sample in log["samples"]]
+        for sample in log["samples"]:
+            sample["output"]["choices"][0]["stop_reason"] = end(int(sample["id"]), sample["epoch"])
+        path.write_text(json.dumps(log))
+        return path
+
+    a = epochs("a", lambda number, _: "tool_calls" if number in (1, 2) else "stop")
+    filtered = compare(a, epochs("b", lambda number, epoch: "content_filter" if (number, epoch) == (5, 3) else "stop"))
+    assert status(filtered, "finish-reasons") == "failed"
+    # Five documents of 256 that end otherwise four times each: 20 of 0 answers would be p = 2e-6.
+    calls = compare(a, epochs("c", lambda number, _: "tool_calls" if number < 7 else "stop"))
+    assert status(calls, "finish-reasons") == "ok"
+
+
+def test_two_runs_of_which_one_was_limited_are_no_regression_without_samples(tmp_path: Path) -> None:
+    a = lm_run(tmp_path / "a", {"acc": share(180, 200)}, limit=200, samples=False)
+    b = lm_run(tmp_path / "b", {"acc": share(780)}, samples=False)
+    result = compare(a, b)
+    assert (result.verdict, [why.id for why in result.why]) == ("inconclusive", ["not-same-question", "scores-unpaired"])
+
+
+def test_what_served_differently_is_said_and_a_shorter_context_is_no_pass(tmp_path: Path) -> None:
+    a, b = lm_pair(tmp_path, config__model_args="pretrained=m,quantization=fp8", model_name="m")
+    result = compare(a, b)
+    assert result.verdict == "pass"
+    (note,) = result.notes
+    assert [each[0] for each in note.values["changed"]] == ["model", "pretrained", "quantization"]
+    changed(b / "results_2026.json", config__model_args="pretrained=m,max_model_len=512")
+    short = compare(a, b)
+    assert (short.verdict, short.why[0].values["differs"][0].values) == (
+        "inconclusive",
+        {"what": "max_model_len", "a": None, "b": "512"},
+    )

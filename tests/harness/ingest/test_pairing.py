@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from assay.harness.ingest.pairing import _differences, _guessing, _pair_items, loss
-from assay.harness.ingest.result_set import ResultItem, ResultSet
+from assay.harness.ingest.pairing import _guessing, _pair_items, loss
+from assay.harness.ingest.result_set import ResultItem
 
 
 def item(key: str, score: float | None = 1.0, **more: Any) -> ResultItem:
@@ -33,38 +33,18 @@ def test_what_differs_is_not_paired_and_counted_with_its_reason(reason: str, oth
     assert (unpaired.id, unpaired.count, unpaired.examples) == (reason, 1, ("1",))
 
 
-def test_a_document_that_both_hold_twice_counts_once_and_one_that_one_side_repeats_is_refused() -> None:
+def test_all_answers_to_a_document_that_both_hold_twice_are_paired_and_one_that_one_side_repeats_is_refused() -> None:
     twice = _pair_items([item("1"), item("1", 0.0)], [item("1"), item("1")])
-    assert (len(twice.pairs), twice.again, twice.unpaired) == (1, 1, [])
+    assert (len(twice.pairs), twice.again, twice.unpaired) == (2, 1, [])
+    x, y = (item("1", prompt_hash=prompt) for prompt in "xy")
+    other = _pair_items([x, y], [y, item("1", 0.0, prompt_hash="x")])
+    assert [loss(pair) for pair in other.pairs] == [1.0, 0.0], "each with the same prompt"
     assert counts([item("1"), item("1")], [item("1")]) == {"repeated": 1}
 
 
 def test_a_prompt_that_was_not_recorded_is_not_taken_for_another() -> None:
     found = _pair_items([item("1", prompt_hash="")], [item("1")])
     assert (len(found.pairs), found.unverified) == (1, 1)
-
-
-def results(**more: Any) -> ResultSet:
-    return ResultSet(**{"tool": "lm-eval", "task": "t", "metric": "acc", "shots": 0, **more})
-
-
-@pytest.mark.parametrize(
-    ("difference", "named"),
-    [
-        ({"shots": 5}, {"what": "shots", "a": 0, "b": 5}),
-        ({"task_version": "2"}, {"what": "task_version", "a": "1", "b": "2"}),
-        ({"tokenizer": "other"}, {"what": "tokenizer", "a": "tok", "b": "other"}),
-        ({"template": "other"}, {"what": "template", "a": "t", "b": "other"}),
-        ({"sampling": {"temperature": "0.7", "top_p": "1"}}, {"setting": "temperature", "a": "0", "b": "0.7"}),
-        ({"sampling": {"temperature": "0"}}, {"setting": "top_p", "a": "1", "b": None}),
-        ({"shots": None, "metric": "", "sampling": {}}, None),
-    ],
-)
-def test_what_makes_two_tasks_incomparable_is_named(difference: dict[str, Any], named: dict[str, Any] | None) -> None:
-    a = results(task_version="1", tokenizer="tok", template="t", sampling={"temperature": "0", "top_p": "1"})
-    refused = _differences(a, a.model_copy(update=difference))
-    assert [reason.values for reason in refused] == ([named] if named else [])
-    assert not _differences(a, a)
 
 
 def test_guessing_is_always_giving_the_most_frequent_answer() -> None:

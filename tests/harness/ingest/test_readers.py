@@ -27,8 +27,8 @@ def load(path: Path) -> ReadResults:
 def test_lm_eval_gives_the_documents_with_their_hashes_and_the_settings_of_the_run(data: Path) -> None:
     (found,) = lm_eval.READER.results(SourceFile.of(data / "lm_eval_a"), "").sets
     assert (found.tool, found.version, found.task, found.metric) == ("lm-eval", "0.4.13", "assay_synthetic", "exact_match,letter")
-    assert (found.shots, found.model, found.task_version) == (0, "tiny", "1.0")
-    assert found.sampling["max_gen_toks"] == "32"
+    assert (found.asked.shots, found.model, found.asked.task["version"]) == (0, "tiny", "1")
+    assert found.asked.generation == {"max_gen_toks": "32", "temperature": "0"}
     first = found.items[0]
     assert first.key.startswith("74c0f1c7")
     assert first.prompt_hash.startswith("67124b21")
@@ -45,7 +45,8 @@ def test_lm_eval_is_read_from_either_file_alone(data: Path, tmp_path: Path) -> N
     alone = Path(shutil.copy(next(folder.glob("samples_*")), tmp_path))
     (found,) = lm_eval.READER.results(SourceFile.of(alone), "").sets
     assert found.items == whole[0].items
-    assert (found.shots, found.version) == (None, "")
+    assert (found.asked.shots, found.version) == (None, "")
+    assert found.asked.generation["max_gen_toks"] == "32", "of what was sent"
     alone = Path(shutil.copy(next(folder.glob("results_*")), tmp_path / "alone_2026.json"))
     reading = lm_eval.READER.results(SourceFile.of(alone), "")
     assert [one.items for one in reading.sets] == [()]
@@ -91,7 +92,7 @@ def test_two_runs_in_one_folder_are_two_results(data: Path, tmp_path: Path) -> N
 def test_inspect_ai_gives_the_same_from_both_forms_of_a_log(data: Path, name: str) -> None:
     (found,) = load(data / name).sets
     assert (found.tool, found.version, found.task, found.metric) == ("inspect_ai", "0.3.285", "synthetic", "pattern")
-    assert found.sampling == {"temperature": "0.0", "max_tokens": "32"}
+    assert found.asked.generation == {"temperature": "0", "max_tokens": "32"}
     other = inspect_ai.READER.results(SourceFile.of(data / "inspect_a.json"), "").sets[0]
     without = {"settings": {}, "items": ()}
     assert found.model_copy(update=without) == other.model_copy(update=without)

@@ -491,3 +491,77 @@ def test_a_factor_that_no_row_shows_is_seen_in_the_whole(tmp_path: Path) -> None
     a, b = (each.to(torch.float8_e4m3fn) for each in (_NORMAL, _NORMAL * 1.015))
     (row,) = tensors(_two(tmp_path, {"attn": a}, {"attn": b})).tensors
     assert row.out_of_bounds > row.cells // 2
+
+
+def _hidden(dtype: torch.dtype) -> Tensor:
+    """A residual stream of 64 tokens with two massive dimensions."""
+    made = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    made[:, [141, 253]] = torch.tensor([150.0, -120.0])
+    return made.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("change", ["factor", "dims", "head", "swap"])
+def test_what_is_small_in_each_row_is_seen_in_all_of_them(tmp_path: Path, dtype: torch.dtype, change: str) -> None:
+    a = _hidden(dtype)
+    b = a.clone()
+    if change == "factor":  # 1.02 in bfloat16
+        b = (a.double() * (1 + 2.5 * _rounding(dtype))).to(dtype)
+    elif change == "dims":
+        b[:, 64:96] = 0
+    elif change == "head":  # of a flat output
+        a[:, 128:192] *= 0.02
+        b = a.clone()
+        b[:, 128:192] = 0
+    else:  # two columns near each other, such as the logits of the best tokens
+        a[:, 10] = 20.0
+        a[:, 11] = 20.0 * (1 - 3 * _rounding(dtype))
+        b = a.clone()
+        b[:, [10, 11]] = a[:, [11, 10]]
+    result = _two(tmp_path, {"h": a}, {"h": b})
+    assert (result.verdict, tensors(result).tensors[0].out_of_bounds) == ("regression", 64)
+    assert _two(tmp_path, {"h": a}, {"h": b}, TensorRule(tolerance=2.0)).verdict == "pass", "as it was asked for"
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """What one rounding explains; of float32, the sum of some thousand terms."""
+    return torch.finfo(dtype).eps * (16 if dtype == torch.float32 else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("tokens", [1, 15, 64])
+def test_rounding_of_quiet_and_massive_dimensions_is_no_difference(tmp_path: Path, dtype: torch.dtype, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    a = _hidden(torch.float64)[:tokens] * torch.randn(512, generator=generator).exp()
+    noise = 1 + torch.finfo(dtype).eps * torch.randn(a.shape, generator=generator)
+    assert _two(tmp_path, {"h": a.to(dtype)}, {"h": (a * noise).to(dtype)}).verdict == "pass"
+
+
+def test_tensors_that_are_mostly_nan_are_not_called_equal(tmp_path: Path) -> None:
+    part = torch.full((64, 8, 64), torch.nan)
+    part[0] = 1.0
+    rows = _NORMAL.clone()
+    rows[..., 1:] = torch.nan
+    for mostly in (part, rows):
+        assert _two(tmp_path, {"attn": mostly, "q": _NORMAL}, {"attn": mostly, "q": _NORMAL}).verdict == "inconclusive"
+
+
+def test_bytes_of_a_cache_are_8_bit_floats_and_others_are_not(tmp_path: Path) -> None:
+    noise = 1 + 2**-9 * torch.randn(_NORMAL.shape, generator=torch.Generator().manual_seed(1))
+    a, b = ((_NORMAL * each).to(torch.float8_e4m3fn).view(torch.uint8) for each in (1.0, noise))
+    assert not torch.equal(a, b)
+    for name in ("layers.0.k_cache", "layers.0.self_attn.kv_cache", "value_cache.3"):
+        assert _two(tmp_path, {name: a}, {name: b}).verdict == "pass"
+        assert _two(tmp_path, {name: a}, {name: a.roll(1)}).verdict == "regression"
+    assert _two(tmp_path, {"mask": a}, {"mask": b}).verdict == "regression"
+    assert _two(tmp_path, {"k_cache": a}, {"k_cache": b}, TensorRule(tolerance=0)).verdict == "regression"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_was_saved_wider_has_the_bound_of_its_own_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    noise = 1 + 0.3 * torch.finfo(dtype).eps * torch.randn(_NORMAL.shape, generator=torch.Generator().manual_seed(1))
+    a, b = ((_NORMAL * each).to(dtype).float() for each in (1.0, noise))
+    assert _two(tmp_path, {"attn": a}, {"attn": b}).verdict == "pass"
+    assert _two(tmp_path, {"attn": _NORMAL}, {"attn": _NORMAL * noise}).verdict == "regression"
+    ones = torch.ones(64, 64)
+    assert _two(tmp_path, {"norm": ones}, {"norm": ones + 2**-7}).verdict == "regression", "which any dtype holds"

@@ -44,7 +44,7 @@ def judged(
     headers = [SimpleNamespace(features=tuple({name for _, _, name, _ in some}), effects=some) for some in (effects, effects[1:])]
     run = SimpleNamespace(
         spec=make_spec({"envelope_tokens": 512, "device": "cpu", **flags}), envelope=compared, claimed=phases,
-        folder=SimpleNamespace(admissions=lambda role: list(admitted)), over_envelope=envelope_pairs(list(made)),
+        urls=(), folder=SimpleNamespace(admissions=lambda role: list(admitted)), over_envelope=envelope_pairs(list(made)),
         counts={"candidate": ()}, errors=SimpleNamespace(headers=headers),
     )  # fmt: skip
     return claim(cast(RunEvidence, run))

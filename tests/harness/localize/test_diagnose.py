@@ -15,6 +15,7 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.evidence.kernel_result import Property, Tried
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, causes
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import run_and_repeat
@@ -46,7 +47,7 @@ def shared(*kernels: Kernel) -> Kernel:
 def test_the_seed_case_is_named() -> None:
     [finding] = diagnose(run_and_repeat(sage_attn_as_shipped, calls(1, 64, matrix=FEW)), "assay replay pack")
     assert (finding.id, finding.severity) == ("mask-top-left", "serious")
-    assert finding.where == "extend, cached prefix > 0, layer 0, all 4 heads"
+    assert finding.where == "extend, with a cached prefix, layer 0, all 4 heads"
     assert finding.does == "applies a top-left causal mask once a prefix is cached"
     assert re.fullmatch(
         r'Computes "causal mask top-left" in extend with a cached prefix \(layer 0, all 4 heads\): '
@@ -57,18 +58,67 @@ def test_the_seed_case_is_named() -> None:
     assert finding.reproduce == "assay replay pack"
 
 
+ALL = "all 2 layers, all 4 heads"
+PLAIN = f"extend, {ALL}"
+
+
 @pytest.mark.parametrize(
-    ("when", "words"),
+    ("when", "where", "does", "counts"),
     [
-        (lambda new, prefix: prefix % 64 == 0, "only where cached prefix % 64 == 0"),
-        (lambda new, prefix: prefix >= 16, "only where cached prefix >= 30"),
-        (lambda new, prefix: prefix == 0, "only where no cached prefix"),
+        (lambda new, prefix: prefix % 64 == 0, PLAIN, "in some calls", "2 of 12 in extend with a cached prefix, 4 of 4 in"),
+        (lambda new, prefix: prefix >= 16, PLAIN, "in some calls", "8 of 12 in extend with a cached prefix, 0 of 4 in"),
+        (lambda new, prefix: prefix == 0, f"extend, without a cached prefix, {ALL}", "where no prefix is cached", ""),
     ],
-)
-def test_a_bug_under_a_condition_only(when: Callable[[int, int], bool], words: str) -> None:
-    [finding] = diagnose(run_and_repeat(fault("scale-missing", when=when), calls(2)))
-    assert finding.id == "scale-missing"
-    assert finding.where == f"extend, {words}, all 2 layers, all 4 heads"
+)  # fmt: skip
+def test_of_calls_where_nothing_was_tried_only_counts_and_the_plain_extent_are_said(
+    when: Callable[[int, int], bool], where: str, does: str, counts: str
+) -> None:
+    """No condition is mined from the values that the calls happen to have: "cached prefix >= 30", where 17 was not called."""
+    run = run_and_repeat(fault("scale-missing", when=when), calls(2))
+    [finding] = diagnose(run)
+    assert (finding.id, finding.where) == ("scale-missing", where)
+    assert finding.does.endswith(does)
+    assert counts in " ".join(finding.evidence)
+    assert not any(mined in " ".join((finding.diagnosis, *finding.evidence)) for mined in ("prefixes:", ">=", "%  ", "equivalent"))
+    [tried] = diagnose(run, tried=Tried(rule=(Property(feature="prefix", kind=">=", values=(17,)),), wrong=15, right=15, calls=300))
+    assert tried.where == "extend, where cached prefix >= 17, all 2 layers, all 4 heads"
+    assert tried.does.endswith("where cached prefix >= 17")
+    assert "in some calls" not in tried.does
+
+
+def test_no_extent_is_said_where_experiments_found_no_condition_and_their_calls_are_in_no_count() -> None:
+    run = run_and_repeat(fault("scale-missing", when=lambda new, prefix: prefix == 0), calls(1))
+    more = run_and_repeat(fault("scale-missing"), calls(1))
+    [finding] = diagnose(replace(run, drawn=more.results))
+    assert finding.where == "extend, layer 0, all 4 heads"
+    assert "Correct" not in finding.diagnosis
+    assert any("2 of 6 calls of these layers" in line for line in finding.evidence)
+    assert any("those of experiments included" in line for line in finding.evidence)
+
+
+def test_a_hypothesis_that_is_wrong_within_a_wrong_sequence_is_not_said() -> None:
+    def first_rows(call: AttentionCall) -> Tensor:
+        out, wrong = rounded_oracle(call), fault("scale-missing")(call)
+        out[32:] = wrong[32:]  # of the longest sequence, those of other positions
+        return out
+
+    [finding] = diagnose(run_and_repeat(first_rows, calls(1, matrix=[[(70, 0)]])))
+    assert finding.id == UNEXPLAINED
+
+
+def test_an_unexplained_error_has_the_nearest_entry_of_the_catalogue_if_one_is_near() -> None:
+    almost = fault("mask-top-left")
+
+    def nearly(call: AttentionCall) -> Tensor:
+        return (0.97 * almost(call).float() + 0.03 * call.v[0].float().sum()).to(call.q.dtype)
+
+    [finding] = diagnose(run_and_repeat(nearly, calls(1)))
+    assert finding.id == UNEXPLAINED
+    assert any(
+        line.startswith('nearest in the catalogue: "causal mask top-left", whose output differs by') for line in finding.evidence
+    )
+    [far] = diagnose(run_and_repeat(lambda call: rounded_oracle(call).flip(-1), calls(1)))
+    assert not any("nearest" in line for line in far.evidence)
 
 
 def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None:

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Mask, Outputs
 from assay.harness.attention.declaration import declares
-from assay.harness.attention.oracle import oracle, sequences
+from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
 from assay.harness.attention.shapes import Shape
 from assay.harness.localize.experiment import Experiments, Lab, Place, experiment, features
+from assay.harness.localize.faults import Fault, WrongLses, WrongOutputs, breaks, writes_inputs, writes_outside
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.rules import meets, words
 
@@ -30,9 +31,10 @@ def zeros_where(wrong: Wrong) -> Callable[[AttentionCall], Tensor]:
     return kernel
 
 
-def tried(kernel: Kernel, place: Place, most: int = 900) -> Experiments:
+def tried(kernel: Kernel, place: Place, most: int = 900, fault: Fault | None = None, memory: bool = False) -> Experiments:
     dims = frozenset((dim, dim) for dim in (64, 96, 128))
-    lab = Lab(Guard(kernel, memory=False), dims, (torch.float32, torch.bfloat16), "cpu", lambda: False, most)
+    guard = Guard(kernel, memory=memory)
+    lab = Lab(guard, dims, (torch.float32, torch.bfloat16), "cpu", lambda: False, most, fault or WrongOutputs())
     return experiment(lab, [place])
 
 
@@ -207,3 +209,56 @@ def test_where_no_rule_holds_on_all_calls_the_heads_and_dtype_of_the_base_are_he
     assert words(found.tried.rule, found.tried.context) == (
         f"extend, dtype is float32, head_dim is 64, q heads is 2, kv heads is 1, all else is as usual and cached prefix >= {limit}"
     )
+
+
+@declares(features=("lse", "window"))
+def lse_beyond_a_window(call: AttentionCall) -> Outputs:
+    """Forgets the window in log-sum-exps."""
+    return Outputs(oracle(call).to(call.q.dtype), log_sum_exp(call.with_spec(mask=Mask())).float())
+
+
+def raises_in_batches(call: AttentionCall) -> Tensor:
+    """Has no room for five sequences."""
+    if len(call.lens_q) > 4:
+        raise RuntimeError(f"a grid of {len(call.lens_q)}")
+    return oracle(call).to(call.q.dtype)
+
+
+def scales_q_in_decode(call: AttentionCall) -> Tensor:
+    out = oracle(call).to(call.q.dtype)
+    if call.phase == "decode":
+        call.q.mul_(call.scale)
+    return out
+
+
+def stores_whole_tiles(call: AttentionCall) -> Tensor:
+    """Stores 16 rows where the batch has fewer."""
+    out = torch.empty_like(call.q)
+    out.copy_(oracle(call).to(call.q.dtype))
+    rows = len(call.q)
+    torch.as_strided(out, (max(rows, 16), *out.shape[1:]), out.stride(), out.storage_offset())[rows:] = 0
+    return out
+
+
+RAISED = "raised RuntimeError (test_experiment.py, line {}, in raises_in_batches)"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fault", "place", "said"),
+    [
+        (lse_beyond_a_window, WrongLses(), Place(Shape("extend", ((40, 100), (3, 7)), asked=("window 17",)), 0), "length > window"),
+        (
+            raises_in_batches,
+            breaks(RAISED.format(raises_in_batches.__code__.co_firstlineno + 3)),
+            Place(Shape("extend", ((5, 9),) * 7), 0),
+            "sequences >= 5",
+        ),
+        (scales_q_in_decode, writes_inputs, DECODE, "decode"),
+        (stores_whole_tiles, writes_outside, Place(Shape("extend", ((7, 30),)), 0), "new tokens of the batch <= 15"),
+    ],
+)
+def test_conditions_of_other_faults_are_tried_in_the_same_way(kernel: Kernel, fault: Fault, place: Place, said: str) -> None:
+    found = tried(kernel, place, 900, fault, memory=fault is writes_outside)
+    assert found.tried is not None
+    assert words(found.tried.rule, found.tried.context) == said
+    assert min(found.tried.wrong, found.tried.right) >= 8

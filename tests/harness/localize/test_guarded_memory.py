@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -93,6 +96,19 @@ def test_a_read_beyond_the_inputs_is_described() -> None:
 def test_a_wrong_kernel_that_stays_within_its_inputs_reads_nothing_outside() -> None:
     kernel = Guard(lambda call: oracle(call).to(call.q.dtype) * 2)
     assert over_reads(kernel.ask, run_calls(kernel, [CALL], repeats=0).results) is None
+
+
+@pytest.mark.parametrize("period", range(2, 12))
+def test_a_kernel_that_is_wrong_now_and_then_is_not_accused_of_reading_outside(period: int) -> None:
+    """Nor is its changing state: what it answers by chance is one finding."""
+    runs = itertools.count(1)
+
+    def now_and_then(call: AttentionCall) -> Tensor:
+        return oracle(call).to(call.q.dtype) * (0 if next(runs) % period == 0 else 1)
+
+    kernel = Guard(now_and_then)
+    run = run_calls(kernel, [CALL] * period, repeats=0)
+    assert over_reads(kernel.ask, run.results) is None
 
 
 def test_what_nobody_owns_shows_though_its_weight_is_0() -> None:

@@ -104,9 +104,23 @@ def test_rows_without_weights_say_what_they_are() -> None:
 
     picture = drawn(kernel, [(5, 1)])
     assert picture.rows == ("zero", "constant", "shifted", "nonlinear", "read")
-    assert picture.read[0] == picture.read[1] == ()
+    assert picture.read[0] == picture.read[1] == picture.read[3] == ()
     assert picture.cells[:3] == ("", "", "####..")
     assert len(picture.expected[0]) == 6
+
+
+def test_weights_that_are_not_the_whole_output_claim_nothing_about_heads_or_keys() -> None:
+    """A kernel that leaves half of the dims unwritten has right weights where its dims are read, and "reads" no other kv head."""
+
+    def half(asked: AttentionCall) -> Tensor:
+        out = oracle(asked)
+        out[..., ::2] = out[..., ::2].abs() + asked.v[:, :1, ::2].abs().sum()
+        return out
+
+    picture = drawn(half, [(4, 1)])
+    assert set(picture.rows) == {"nonlinear"}
+    assert picture.wrong_heads == picture.foreign_kv_heads == ()
+    assert set(picture.cells) == {""}
 
 
 def test_a_large_call_is_shown_where_it_begins_to_differ() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import Guard, run_and_repeat
 from assay.harness.localize.kernel_runs import measure
-from assay.harness.localize.shrink import _reproduction, shrink
+from assay.harness.localize.shrink import shrink, source_of, written
 from assay.harness.verdict import Finding
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
@@ -63,9 +64,13 @@ def test_a_call_that_does_not_fail_cannot_be_shrunk() -> None:
 
 
 def reproduction(call: AttentionCall, kernel: Kernel, path: str, finding: Finding) -> str:
-    written = _reproduction(call, Guard(kernel), path)
-    assert written is not None
-    return written(finding)
+    text = written(call, fails_of(kernel))
+    assert text is not None
+    return source_of([text], Guard(kernel), path)(finding)
+
+
+def fails_of(kernel: Kernel) -> Callable[[AttentionCall], bool]:
+    return lambda call: measure(call, Guard(kernel)(call.clone()).out).fails
 
 
 def run_test(source: str) -> None:
@@ -118,7 +123,7 @@ def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: 
     kernel = fault("values-saturate-fp8-e4m3")
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
     [finding] = diagnose(run_and_repeat(kernel, [loud]))
-    assert _reproduction(loud, Guard(kernel), "") is None, "these are too many numbers for a test"
+    assert written(loud, fails_of(kernel)) is None, "these are too many numbers for a test"
     source = reproduction(shrink(Guard(kernel), loud, DIMS), kernel, f"{module}:saturating", finding)
     assert "AttentionCall(" in source
     with pytest.raises(AssertionError, match=BY_ID["values-saturate-fp8-e4m3"].title):

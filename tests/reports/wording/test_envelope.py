@@ -40,7 +40,7 @@ def lines(
 def test_it_is_said_how_far_an_envelope_reaches_and_what_lies_outside() -> None:
     shadow, served, outside = lines()
     some = "8 of 1 to 128"
-    lengths = f"prefill at {some} new tokens, at {some} behind a cached prefix, at {some} cached and at {some} in all"
+    lengths = f"extend at {some} new tokens, at {some} behind a cached prefix, at {some} cached and at {some} in all"
     assert shadow == f"Compared in every layer: {lengths}, in batches of 1 to 2, 6 and 9; decode is the reference's. Set by {LINE}."
     assert "lengths that no call had: the ends of a block of 64, and others that each run draws, stand for those in it" in outside
     assert served == f"Served by the candidate's own server: {lengths}; decode is the reference's."
@@ -58,7 +58,7 @@ def test_a_feature_that_changed_no_output_is_not_covered() -> None:
 
 def test_what_the_engine_cannot_do_is_said() -> None:
     outside = lines(limits=EngineLimits(chunk_tokens=None, context_tokens=4096, page_tokens=64))[-1]
-    assert "extend: chunked prefill: it is switched off" in outside
+    assert "extend: a prompt in chunks: it is switched off" in outside
     assert "page sizes other than 64" in outside
 
 
@@ -106,7 +106,7 @@ def test_a_gap_is_said_with_its_phase_and_its_condition(said: str) -> None:
 
 @pytest.mark.parametrize(
     ("cause", "parted", "settles"),
-    [("CUDA graphs", None, "--disable-cuda-graph"), ("no prefix cache", 0, "--disable-radix-cache"), ("", None, "run again"),
+    [("CUDA graphs", None, "--disable-cuda-graph"), ("no prefix cache", 0, "prefix cache on"), ("", None, "run again"),
      ("texts part", 12, "run again, which asks other prompts")],
 )  # fmt: skip
 def test_a_check_names_the_first_gaps_and_what_closes_them(cause: str, parted: int | None, settles: str) -> None:

@@ -62,7 +62,7 @@ def test_a_check_that_overrules_the_ratios_is_said_with_what_resolves_it() -> No
     overruled = state("overruled", **check.model_dump())
     assert say(Statement.model_validate_json(overruled.model_dump_json())) == (
         "kernels were interpreted and did not run on a device: mine: interpreted, so the time measured is the interpreter's. To "
-        "resolve: run with --device cuda."
+        "resolve: time it on a GPU, where Triton compiles it."
     )
 
 

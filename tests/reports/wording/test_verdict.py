@@ -121,16 +121,16 @@ def test_a_partial_run_says_so_whatever_its_verdict(report: Any) -> None:
             260,
             ("extend",),
             128,
-            "260 synthetic questions, prefill at 10 of 1 to 128 tokens in batches of 1 to 3 and 9; decode is the reference's",
+            "260 synthetic questions, extend at 10 of 1 to 128 tokens in batches of 1 to 3 and 9; decode is the reference's",
         ),
         (
             0,
             ("extend", "decode"),
             64,
-            "prefill at 10 of 1 to 128 tokens in batches of 1 to 3 and 9 (6 of 1 to 64 served), decode at 10 of 1 to 128 tokens in "
+            "extend at 10 of 1 to 128 tokens in batches of 1 to 3 and 9 (6 of 1 to 64 served), decode at 10 of 1 to 128 tokens in "
             "batches of 1 to 3 and 9 (6 of 1 to 64 served)",
         ),
-        (0, ("extend",), 0, "prefill at 10 of 1 to 128 tokens in batches of 1 to 3 and 9 (none served); decode is the reference's"),
+        (0, ("extend",), 0, "extend at 10 of 1 to 128 tokens in batches of 1 to 3 and 9 (none served); decode is the reference's"),
     ],
 )
 def test_a_pass_says_what_it_covers(report: Any, questions: int, claimed: tuple[str, ...], served: int, said: str) -> None:

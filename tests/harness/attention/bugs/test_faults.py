@@ -76,7 +76,7 @@ def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Bug) -> N
     seen = run_and_repeat(fault(name, layers=[LAYER], heads=[HEAD]), calls_for(name))
     [cause] = causes(seen)
     assert {h.id for h in cause.hypotheses} == {name} | ALSO.get(name, set())
-    assert (cause.layers, cause.heads, cause.only_there) == ((LAYER,), (HEAD,), False)
+    assert (cause.layers, cause.heads, cause.spared) == ((LAYER,), (HEAD,), 0)
     [finding] = diagnose(seen)
     assert finding.id in {name} | ALSO.get(name, set())
     assert finding.severity == hypothesis.severity

@@ -1,0 +1,195 @@
+"""What was asked for one score: the record that every reader of results fills in, and how two of them differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from pydantic import Field, field_validator
+
+from assay.harness.schema import Part
+from assay.harness.sides import is_secret
+from assay.harness.statement import Statement, state
+from assay.harness.text import one_line
+
+# Names of settings that identify a task. On one side alone they tell nothing where the prompts are recorded, which show them.
+_IDENTIFYING = ("shots", "tokenizer", "template", "version")
+# Arguments of a model that decide what is asked of it, or how it answers; all others are what served it.
+_DECIDES = {
+    "task": re.compile("tokenizer$"),
+    "limits": re.compile(
+        r"(max_(length|model_len|seq\w*|gen_toks|tokens|new_tokens|context\w*)$|truncat|context_length$)"
+    ),
+    "generation": re.compile(
+        r"(enable_|chat_|fewshot_|system_|think|reason|add_bos|prefix_|do_sample|temperature|top_[kp]$|min_p$|seed$)"
+    ),
+}
+# How requests are sent, which changes no answer.
+_SENDING = re.compile(
+    r"((max_|auto_|adaptive_)?(batch|connections|concurren|retries)\w*|(attempt_)?timeout|num_concurrent|cache|tokenized_requests|"
+    r"verify_certificate|device|download_dir)$"
+)
+# Where an object lay in memory, in the text of a function that a tool records.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+_LOCAL = re.compile(r"(~|\.{0,2}[/\\]|[A-Za-z]:[/\\])")
+# A folder of Hugging Face's cache.
+_CACHED = re.compile(r"(?:models|datasets)--(?:[^/\\]+?--)?([^/\\]+)")
+# Characters that are shown of two settings that differ.
+_SHOWN = 60
+
+
+class Asked(Part):
+    """What was asked for one score of one task, and of what. What a tool does not record is absent: unknown, and never equal.
+
+    The documents themselves are identified by each answer: by their hash, the hash of the whole prompt, and the repeat.
+    """
+
+    task: dict[str, str] = Field(
+        default_factory=dict,
+        description='data, prompts, filter, rule of scoring; by "shots", "tokenizer", "template" (its hash), "version"',
+    )
+    generation: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
+    limits: dict[str, str] = Field(
+        default_factory=dict,
+        description='most documents ("limit": "none" for all), longest context and answer of the server',
+    )
+    served: dict[str, str] = Field(
+        default_factory=dict,
+        description='what answered, which may be what is tested: "model", its arguments, its address',
+    )
+    answers: int = Field(0, description="answers that were asked for, with their repeats; 0 where it is not known")
+
+    @field_validator("task", "generation", "limits", "served", mode="before")
+    @classmethod
+    def _flat(cls, record: Any) -> dict[str, str]:
+        return flat(record)
+
+    @classmethod
+    def of(cls, model: object, arguments: object = None, **asked: Any) -> Asked:
+        """Make one whose model was given arguments: those that decide what is asked are told from those of its server.
+
+        Args:
+            model: its name.
+            arguments: see `arguments_of`.
+            asked: what else is recorded, by the fields of this record.
+        """
+        made = {name: dict(asked.pop(name, None) or {}) for name in ("task", "generation", "limits", "served")}
+        made["served"] |= {"model": model}
+        for name, value in flat(arguments_of(arguments)).items():
+            if not _SENDING.match(name) and not is_secret(name):
+                decides = [part for part, names in _DECIDES.items() if names.match(name)]
+                made[decides[0] if decides else "served"].setdefault(name, value)
+        return cls(**made, **asked)
+
+    @property
+    def shots(self) -> int | None:
+        """Worked examples in the prompt; None where the tool does not state it."""
+        return int(told) if (told := self.task.get("shots", "")).isdecimal() else None
+
+
+class Differences(NamedTuple):
+    """How two records differ.
+
+    Attributes:
+        other: what makes it another question in B.
+        limits: limits that differ: what both answered is the same question, and what one was spared is not known.
+        changed: what served them differently, which may be what is tested: names with A's and B's value.
+        unrecorded: sides that do not record what the other one does, or neither.
+    """
+
+    other: tuple[Statement, ...] = ()
+    limits: tuple[Statement, ...] = ()
+    changed: tuple[tuple[str, str | None, str | None], ...] = ()
+    unrecorded: tuple[str, ...] = ()
+
+
+def differences(a: Asked, b: Asked, *, prompts: bool = False) -> Differences:
+    """Tell how two records differ.
+
+    Args:
+        a: of A.
+        b: of B.
+        prompts: whether the prompt of every answer is recorded on both sides, which then shows what shaped it.
+    """
+    unrecorded = [name for name, side in (("A", a), ("B", b)) if not side.task]
+    parts = [(x, y) for x, y in ((a.task, b.task), (a.generation, b.generation)) if not unrecorded or (x and y)]
+    unlike = [difference for x, y in parts for difference in _unlike(x, y)]
+    # A local copy of a data set has other names; its documents are compared themselves.
+    local = prompts and any(
+        name.startswith("dataset") and _LOCAL.match(text) for name, x, y in unlike for text in (x or "", y or "")
+    )
+    other = []
+    for name, x, y in unlike:
+        if name in _IDENTIFYING and None in (x, y):
+            unrecorded += [] if prompts else ["A" if x is None else "B"]
+        elif name in _IDENTIFYING:
+            other.append(state("tasks-differ", what=name, a=x, b=y))
+        elif not (local and name.startswith("dataset")):
+            other.append(state("setting-differs", setting=name, **_parted(x, y)))
+    limits = [
+        state("tasks-differ", what=name, a=x, b=y)
+        for name, x, y in _unlike(a.limits, b.limits)
+        if name != "limit" or None not in (x, y)
+    ]
+    return Differences(
+        tuple(other), tuple(limits), tuple(_unlike(a.served, b.served)), tuple(dict.fromkeys(unrecorded))
+    )
+
+
+def _unlike(a: Mapping[str, str], b: Mapping[str, str]) -> list[tuple[str, str | None, str | None]]:
+    """List the settings of which one side has another value, or none."""
+    # Those that identify a task come first.
+    names = sorted({*a, *b}, key=lambda name: (name not in _IDENTIFYING, name))
+    return [(name, a.get(name), b.get(name)) for name in names if not _same(a.get(name), b.get(name))]
+
+
+def _same(a: str | None, b: str | None) -> bool:
+    """Return True if two values are one, or name the same thing: here by its path, there by its name."""
+    if a == b or a is None or b is None or not (_LOCAL.match(a) or _LOCAL.match(b)):
+        return a == b
+    return _name(a) == _name(b)
+
+
+def _name(path: str) -> str:
+    cached = _CACHED.search(path)
+    return cached[1] if cached else PurePath(path.replace("\\", "/")).name
+
+
+def _parted(a: str | None, b: str | None) -> dict[str, str | None]:
+    """Cut two texts to where they differ."""
+    parts = (at for at, (x, y) in enumerate(zip(a or "", b or "", strict=False)) if x != y)
+    start = max(0, next(parts, min(len(a or ""), len(b or ""))) - _SHOWN // 2)
+    return {name: text and one_line(text[start:], _SHOWN) for name, text in (("a", a), ("b", b))}
+
+
+def arguments_of(given: object) -> dict[str, Any]:
+    """Read arguments: a mapping, or a text "a=b,c=d" in which None and False stand for nothing; no other text has any."""
+    if isinstance(given, dict):
+        return given
+    text = str(given or "").strip("()")
+    parts = (part.split("=", 1) for part in re.split(r",(?=\s*\w+=)", text) if "=" in part)
+    return {name.strip(): None if value.lower() in ("none", "false") else value for name, value in parts}
+
+
+def flat(record: object, name: str = "") -> dict[str, str]:
+    """Return the values of a record as text, by dotted names, without addresses of objects; one number has one text.
+
+    Null, false and empty values are left out: a tool's later versions write more of them for what was always off.
+    """
+    if isinstance(record, list) and not any(isinstance(each, (dict, list)) for each in record):
+        return {name: str([_text(each) for each in record])} if record else {}
+    if isinstance(record, (dict, list)):
+        inside = record.items() if isinstance(record, dict) else enumerate(record)
+        return {key: text for part, value in inside for key, text in flat(value, f"{name}.{part}".strip(".")).items()}
+    return {} if record is None or record is False or record == "" else {name: _text(record)}
+
+
+def _text(value: object) -> str:
+    text = _ADDRESS.sub("", str(value))
+    if not _NUMBER.fullmatch(text):
+        return {"true": "True", "false": "False"}.get(text, text)
+    number = float(text) if re.search("[.eE]", text) else int(text)
+    return str(int(number) if number == number // 1 and abs(number) < 1e15 else number)
