@@ -41,11 +41,10 @@ _COMPANY: tuple[Lens, ...] = (((7, 0),), ((9, 40),), ((3, 300),), ((0, 20),), ((
 """Neighbours that are put before, behind and around a sequence."""
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33)
 _HEADS = (
-    (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2), (3,
-    3),
-    (6, 3), (4, 4), (8, 4), (8, 8), (32, 8),
+    (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2),
+    (3, 3), (6, 3), (4, 4), (8, 4), (8, 8), (32, 8),
 )  # fmt: skip
-_LAYERS = (0, 1, 2, 3, 7, 16, 31)
+_LAYERS = (0, 1, 2, 3, 4, 5, 7, 8, 12, 16, 21, 27, 31)
 _DATA = ("normal", "peaky", "K offset", "K outliers", "large values", "scale 1.5 times")
 _USUAL: tuple[dict[str, Any], ...] = (
     {"grad_mode": ""}, {"layout": "packed"}, {"page": 0}, {"ways": ()}, {"asked": ()}, {"first_head": 0}, {"layer": 0},
@@ -59,25 +58,9 @@ _HELD = {
     "heads": ("q_heads", "kv_heads"), "lens": ("company",),
 }  # fmt: skip
 _NARROW = 10  # fields
-_CONTEXTS = (
-    (),
-    ("dtype",),
-    ("phase",),
-    ("phase", "dtype"),
-    ("phase", "dtype", "asked"),
-    tuple(_HELD)[:-1],
-    tuple(_HELD),
-)
-_CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR, _EACH_SIDE, _LEAST_EACH_SIDE, _MOST_EACH_SIDE = (
-    3,
-    8,
-    1500,
-    12,
-    4,
-    15,
-    8,
-    150,
-)
+_CONTEXTS = (*map(tuple[str, ...], ((), ("dtype",))), *(tuple(_HELD)[:n] for n in (1, 2, 3, -1, len(_HELD))))
+_CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR = 3, 8, 1500, 12, 4
+_EACH_SIDE, _LEAST_EACH_SIDE, _MOST_EACH_SIDE = 15, 8, 150
 # What a rule may cost more than the first and still be its rival.
 _TIE = 0.3
 # Products of queries, keys, q heads and head dim of a call that is drawn: a few milliseconds.
@@ -193,8 +176,8 @@ class Lab:
             if True in answer:
                 self.wrong_ones.append(shape)
             for b, wrong in enumerate(answer):
-                if wrong or (wrong is False and self._shows(shape)):
-                    self.points.add(features(shape, b), wrong)
+                if self.counts(shape, wrong):
+                    self.points.add(features(shape, b), bool(wrong))
         return self.known[shape]
 
     def wrong(self, shape: Shape, at: int) -> bool:
@@ -219,12 +202,13 @@ class Lab:
     def learn(self, shape: Shape, came: Came) -> None:
         """Take a call that was made before into account."""
         for b, wrong in enumerate(self.told(shape, came)):
-            if shape.lens[b][0] and (wrong or (wrong is False and self._shows(shape))):
-                self.points.add(features(shape, b), wrong)
+            if shape.lens[b][0] and self.counts(shape, wrong):
+                self.points.add(features(shape, b), bool(wrong))
 
-    def _shows(self, shape: Shape) -> bool:
-        """Return True if an error as that of the base would show: on data of a kind of its own, a small one may not."""
-        return self.base is None or self.base.data != "normal" or shape.data == "normal"
+    def counts(self, shape: Shape, wrong: bool | None) -> bool:
+        """Return True if an answer says where the kernel is wrong: on data of a kind of its own, a small error may not show."""
+        shows = self.base is None or self.base.data != "normal" or shape.data == "normal"
+        return wrong is True or (wrong is False and shows)
 
     def made(self, shape: Shape, seed: int) -> Came | None:
         """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
@@ -558,7 +542,7 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
         for shape in drawer(_DRAWN):
             for b, (new, _) in enumerate(shape.lens):
                 known = features(shape, b)
-                if new and all(known[name] == value for name, value in context.items()):
+                if new and context.items() <= known.items():
                     shapes.append(shape)
                     drawn.add(known, False)
         met = np.array([drawn.meeting(rule) for rule in rivals])
@@ -571,7 +555,7 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
             answer = lab.ask(shape)
             for b, (new, _) in enumerate(shape.lens):
                 known = features(shape, b)
-                if new and answer[b] is not None and all(known[name] == value for name, value in context.items()):
+                if new and lab.counts(shape, answer[b]) and context.items() <= known.items():
                     inside = holds(rivals[0], known)
                     refuted |= inside != answer[b]
                     counts[inside] += 1
@@ -615,7 +599,7 @@ def _telling(points: Points, drawn: Points, rule: Rule, met: NDArray[np.bool_]) 
 _FOLLOW = {
     "prefix", "length", "prefix-new", "key_end", "longest", "longest_prefix", "total_keys", "new", "row_end", "total_new", "row",
     "length-first", "prefix-first", "length-before", "prefix-before", "first_prefix", "asked", "window", "length-window", "softcap",
-    "sinks", "temperature", "stored", *(f"asks: {what}" for what in ASKS),
+    "sinks", "temperature", "stored", "packed", "ratio", *(f"asks: {what}" for what in ASKS),
 }  # fmt: skip
 
 
@@ -636,10 +620,8 @@ def _part(lab: Lab, drawer: _Drawer, tried: Tried) -> Rule:
             if not any(chosen := rules(points, 1)):
                 break
             before = len(points.known)
-            fresh = (
-                (shape, wrong) for shape in drawer(_DRAWN) if _work(shape) <= _KEPT_WORK and (wrong := there(shape))
-            )
-            for shape, wrong in islice(fresh, _EACH_SIDE):
+            small = (shape for shape in drawer(_DRAWN) if _work(shape) <= _KEPT_WORK)
+            for shape, wrong in islice(((shape, wrong) for shape in small if (wrong := there(shape))), _EACH_SIDE):
                 if isinstance(came := lab.made(shape, 0), CallResult):
                     _add_cells(came, wrong, cells, dims)
             if points.confirm(chosen[0], before, _LEAST_EACH_SIDE):
@@ -650,11 +632,10 @@ def _part(lab: Lab, drawer: _Drawer, tried: Tried) -> Rule:
 
 def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims: Points) -> None:
     """Add some queries and heads of sequences of a call, and some dims of what is wrong, unless it is between wrong and right."""
-    call, dtype = result.call, result.call.q.dtype
+    call, ratio, exact = result.call, result.call.heads.group, least_error(result.call.q.dtype)
     off, right = relative_l1(result.by_row).nan_to_num(nan=np.inf), truth(call)
-    exact, ratio = least_error(dtype), call.heads.group
-    wrong_from = max(_SEEN, _ROUNDINGS * exact)
-    by_dim = ((result.out - right).abs() / right.abs().mean(-1, keepdim=True)).nan_to_num(nan=np.inf)
+    wrong_from, width = max(_SEEN, _ROUNDINGS * exact), right.shape[-1]
+    by_dim = ((result.out[: len(right)] - right).abs() / right.abs().mean(-1, keepdim=True)).nan_to_num(nan=np.inf)
     for b in sequences:
         start, new, q_heads = call.cu_seqlens_q.tolist()[b], call.lens_q[b], call.q.shape[1]
         for i in sorted({n for n in (0, 1, 15, 16, 31, 32, 63, 64, 127, 128, new - 2, new - 1) if 0 <= n < new}):
@@ -671,9 +652,6 @@ def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims
                     error >= wrong_from,
                 )  # fmt: skip
                 if error >= wrong_from and i in (0, new - 1) and head in (0, q_heads - 1):
-                    width = right.shape[-1]
-                    for dim in sorted(
-                        {n for n in (0, 1, 31, 32, 63, 64, width // 2, width - 2, width - 1) if n < width}
-                    ):
+                    for dim in {n for n in (0, 1, 31, 32, 63, 64, width // 2, width - 2, width - 1) if n < width}:
                         known = {"dim": dim, "dims_after": width - 1 - dim, "width": width}
                         dims.add(known, float(by_dim[start + i, head, dim]) > wrong_from / 10)
