@@ -630,6 +630,15 @@ def _part(lab: Lab, drawer: _Drawer, tried: Tried) -> Rule:
     return part
 
 
+def _ends(wrong: torch.Tensor) -> list[int]:
+    """List some places of a row of flags: those around its first changes, and at the borders of blocks."""
+    changes = (wrong[1:] != wrong[:-1]).nonzero().flatten()[:4].tolist()
+    near = {place + more for place in changes for more in (0, 1)}
+    return sorted(
+        n for n in near | {0, 1, 15, 16, 31, 32, 63, 64, 128, len(wrong) - 2, len(wrong) - 1} if 0 <= n < len(wrong)
+    )
+
+
 def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims: Points) -> None:
     """Add some queries and heads of sequences of a call, and some dims of what is wrong, unless it is between wrong and right."""
     call, ratio, exact = result.call, result.call.heads.group, least_error(result.call.q.dtype)
@@ -638,7 +647,7 @@ def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims
     by_dim = ((result.out[: len(right)] - right).abs() / right.abs().mean(-1, keepdim=True)).nan_to_num(nan=np.inf)
     for b in sequences:
         start, new, q_heads = call.cu_seqlens_q.tolist()[b], call.lens_q[b], call.q.shape[1]
-        for i in sorted({n for n in (0, 1, 15, 16, 31, 32, 63, 64, 127, 128, new - 2, new - 1) if 0 <= n < new}):
+        for i in _ends((off[start : start + new] >= wrong_from).any(1)):
             for head in sorted({n for n in (0, 1, 2, 3, 4, 5, 7, 8, q_heads - 1) if n < q_heads}):
                 error = float(off[start + i, head])
                 if exact < error < wrong_from:
@@ -652,6 +661,6 @@ def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims
                     error >= wrong_from,
                 )  # fmt: skip
                 if error >= wrong_from and i in (0, new - 1) and head in (0, q_heads - 1):
-                    for dim in {n for n in (0, 1, 31, 32, 63, 64, width // 2, width - 2, width - 1) if n < width}:
+                    for dim in _ends(by_dim[start + i, head] > wrong_from / 10):
                         known = {"dim": dim, "dims_after": width - 1 - dim, "width": width}
                         dims.add(known, float(by_dim[start + i, head, dim]) > wrong_from / 10)
