@@ -285,8 +285,8 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     assert (code, made["verdict"]) == (1, "regression"), out
     assert status(made, "layers-compared") == "ok"
     cause, of_matrix = made["findings"]
-    assert cause["where"] == "extend, cached prefix > 0, all 4 layers, all 4 heads"
-    assert (of_matrix["id"], of_matrix["where"]) == ("mask-top-left", "extend, cached prefix > 0, layer 0, all 4 heads")
+    assert cause["where"] == "extend, with a cached prefix, all 4 layers, all 4 heads"
+    assert (of_matrix["id"], of_matrix["where"]) == ("mask-top-left", "extend, with a cached prefix, all 4 heads")
     assert (cause["id"], "Correct without a cached prefix." in cause["diagnosis"]) == ("mask-top-left", True), cause
     [missed] = made["layers"]["not_observed"]
     assert missed["text"] == "decode: sage_attn_as_shipped does not compute it"

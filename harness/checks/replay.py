@@ -174,8 +174,11 @@ def _explored(guard: Guard, run: KernelRun, journal: Journal) -> tuple[Experimen
 
 
 def _diagnosed(run: KernelRun, reproduce: str, experiments: Experiments) -> list[Finding]:
-    drawn = tuple(result for _, result in experiments.kept)
-    return diagnose(replace(run, drawn=drawn), reproduce, experiments.tried)
+    """Diagnose recorded calls; what is wrong in layers that were not recorded is not theirs."""
+    layers = {result.call.layer for result in run.results}
+    drawn = tuple(result for _, result in experiments.kept if result.call.layer in layers)
+    points = [(known, bad) for known, bad in experiments.points if known["layer"] in layers]
+    return diagnose(replace(run, drawn=drawn, points=points), reproduce, experiments.tried)
 
 
 def _read_passively(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +23,7 @@ from assay.harness.fingerprint.weights import (
     rounded_to,
     same_numbers,
 )
+from assay.harness.reading import reading, whole_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,34 +38,74 @@ _ENDS = re.compile(r"(?:^|\.)(?:embed_tokens|norm|lm_head)\.weight$")
 
 
 def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
-    """Describe the parameters of a model's safetensors files, each as the part that it is of what engines fuse.
+    """Describe the parameters of a model's files, safetensors or else PyTorch's, each as the part that it is of what engines fuse.
 
     Raises:
-        EvidenceError: there are none, they cannot be read, or are larger than `LARGEST`.
+        EvidenceError: there are none, they cannot be read, are larger than `LARGEST`, or are not those of their index.
     """
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(model.glob("*.safetensors"))
+    files = _files(model)
     size = sum(path.stat().st_size for path in files)
     if not files or size > LARGEST:
-        absent = "there are no safetensors files" if not files else f"the checkpoint has {size / 2**30:.1f} GiB"
+        absent = "there are no safetensors or .bin files" if not files else f"the checkpoint has {size / 2**30:.1f} GiB"
         raise EvidenceError(
-            f"{absent}", f"safetensors files of at most {LARGEST / 2**30:g} GiB", "fingerprint a server instead"
+            f"{absent}", f"files of weights of at most {LARGEST / 2**30:g} GiB", "fingerprint a server instead"
         )
     shapes: dict[str, Sequence[int]] = {}
-    weights = []
-    for read in (False, True):
-        for path in files:
-            try:
-                with safe_open(path, "pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118
-                        if read:
-                            weights.append(described_part(name, opened.get_tensor(name), shapes))
-                        else:
-                            shapes[name] = opened.get_slice(name).get_shape()
-            except (SafetensorError, OSError) as error:
-                raise EvidenceError(f"{path.name}: {error}", "a whole safetensors file", "download it again") from None
-    return tuple(weights)
+    for path, names in files.items():
+        shapes |= {name: shape for name, shape, _ in _tensors(path, names)}
+    return tuple(
+        described_part(name, read(), shapes) for path, names in files.items() for name, _, read in _tensors(path, names)
+    )
+
+
+def _files(model: Path) -> dict[Path, Set[str] | None]:
+    """Return the files that engines read, each with the parameters that its index names in it; None for all, without an index.
+
+    Raises:
+        EvidenceError: the index names a file that is not there, or leaves out ``model.safetensors``, which some engines prefer.
+    """
+    kind = "safetensors" if any(model.glob("*.safetensors")) else "bin"
+    index = next(iter(sorted(model.glob(f"*.{kind}.index.json"))), None)
+    if index is None:
+        pattern = "*.safetensors" if kind == "safetensors" else "pytorch_model*.bin"
+        return dict.fromkeys(sorted(model.glob(pattern)))
+    with reading(index, "index of a checkpoint"):
+        places: dict[str, str] = json.loads(whole_file(index))["weight_map"]
+        files: dict[Path, Set[str] | None] = {
+            model / file: {name for name, place in places.items() if place == file}
+            for file in sorted({*places.values()})
+        }
+    lost = [path.name for path in files if not path.is_file()]
+    if lost or (
+        kind == "safetensors" and (model / "model.safetensors").is_file() and model / "model.safetensors" not in files
+    ):
+        says = (
+            f"{index.name} names {lost[0]}, which is not there"
+            if lost
+            else f"{index.name} does not name model.safetensors"
+        )
+        raise EvidenceError(says, "the files of one checkpoint", "remove what is left of another one")
+    return files
+
+
+def _tensors(path: Path, names: Set[str] | None) -> Iterator[tuple[str, Sequence[int], Callable[[], Tensor]]]:
+    """Yield the parameters of a file, those of `names` alone if given: each with its shape, and what reads it."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path.suffix == ".bin":
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            yield from (
+                (name, held[name].shape, partial(held.get, name)) for name in held if names is None or name in names
+            )
+            return
+        with safe_open(path, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                if names is None or name in names:
+                    yield name, opened.get_slice(name).get_shape(), partial(opened.get_tensor, name)
+    except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError, AttributeError) as error:
+        raise EvidenceError(f"{path.name}: {error}", "a whole file of weights", "download it again") from None
 
 
 def described_part(name: str, tensor: Tensor, shapes: Mapping[str, Sequence[int]]) -> Weight:

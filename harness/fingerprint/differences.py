@@ -6,6 +6,7 @@ to differ and is the same is a difference too: a flag that an engine ignored, an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -30,6 +31,7 @@ _OF_REQUESTS = {
     "arguments.cuda_graph_config": "cuda-graph",
     "arguments.disable_cuda_graph": "cuda-graph",
 }
+_TABLED = re.compile(r"config\.(\w+\.)?rope_(theta|scaling|parameters)(\.|$)")
 # Source of the fingerprint of a URL, which was asked for nothing: what differs from it is declared by no setting.
 _ENDPOINT = "endpoint"
 # Parts that files, a model runner and a server all have.
@@ -50,10 +52,10 @@ _DECLARES: Mapping[str, Sequence[str]] = {
         "experts", "ignored", "backends",
         *(f"arguments.{name}" for name in ("model_path", "context_length", "dtype", "quantization")),
     ),
-    "--dtype": ("weights.dtype", "quantisation.weights", "quantisation.kv cache", "rope.table"),
+    "--dtype": ("weights.dtype", "config.dtype", "quantisation.weights", "quantisation.kv cache", "rope.table"),
     "--quantization": (
-        "weights", "quantisation", "config.layers", "config.quantization_config", "backends.gemm", "backends.moe",
-        "backends.kv cache",
+        "weights", "quantisation", "config.layers", "config.quantization_config", "config.hf_quant_config", "backends.gemm",
+        "backends.moe", "backends.kv cache",
     ),
     "--kv-cache-dtype": ("quantisation.kv cache", "backends.kv cache"),
     "--attention-backend": ("backends.attention", "arguments.*attention_backend", "ignored"),
@@ -140,8 +142,20 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     if len(sources - {"server", "model runner"}) + bool(sources & {"server", "model runner"}) > 1:
         left, right = _with_names_of("config", left, right), _with_names_of("config", right, left)
     compared = [part for part in PARTS if left.has(part) and right.has(part)]
+    # Other weights may lie in two folders of which none can be read.
+    if (
+        "weights" not in compared
+        and _ENDPOINT not in sources
+        and left.model != right.model
+        and "weights" not in allowed
+    ):
+        lost = list(dict.fromkeys((*lost, "weights")))
     differ = [
-        difference for part in compared for difference in COMPARED[part](getattr(left, part), getattr(right, part))
+        difference
+        for part in compared
+        for difference in COMPARED[part](getattr(left, part), getattr(right, part))
+        # What the tables were computed from is written in several ways, which change none of them.
+        if not ("rope" in compared and _TABLED.match(difference.name))
     ]
     of_chats = all(side.tokens and side.tokens.chats for side in (left, right))
     visible = {setting: values for setting, values in asked.items() if of_chats or setting != "--chat-template"}

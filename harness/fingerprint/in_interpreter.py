@@ -40,7 +40,7 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
     trusted = bool(asked.get("trust_remote_code"))
     observe("tokens", lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"], model))
     observe("generation", lambda: generation_of(model))
-    observe("config", lambda: settings_of(_resolved(model, trusted)))
+    observe("config", lambda: settings_of(_resolved(model, trusted) | beside_config(model, code=trusted)))
     if asked.get("rope", True):
         observe("rope", lambda: _ropes(model, trusted))
     return read
@@ -147,16 +147,33 @@ def generation_of(model: str) -> dict[str, str]:
     }
 
 
-# Settings of a configuration that are names, or change nothing that is served, or that other parts hold as they are computed.
+# Settings of a configuration that are names, or change nothing that is served.
 _NO_SETTING = re.compile(
-    r"(^|\.)(_?name_or_path|architectures|auto_map|model_type|id2label|label2id|(transformers|sglang)_version|_\w+|context_len|"
-    r"(torch_)?dtype|rope_\w+|use_cache|initializer_\w+|output_\w+|return_dict\w*|\w*dropout\w*|\w*pdrop)(\.|$)"
+    r"(^|\.)(_?name_or_path|id2label|label2id|(transformers|sglang)_version|_\w+|context_len|use_cache|initializer_\w+|output_\w+|"
+    r"return_dict\w*|\w*dropout\w*|\w*pdrop)(\.|$)"
 )
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a model's configuration by their names with dots, as text."""
-    return {name: value for name, value in _leaves(config) if not _NO_SETTING.search(name)}
+    """Return the settings of a model's configuration by their names with dots, as text; dtypes by the names of transformers 5."""
+    read = {name: value for name, value in _leaves(config) if not _NO_SETTING.search(name)}
+    return {
+        re.sub(r"(^|\.)torch_dtype$", r"\1dtype", name): value.removeprefix("torch.") for name, value in read.items()
+    }
+
+
+def beside_config(model: str, *, code: bool) -> dict[str, Any]:
+    """Return what other files of a folder say of how a model computes: ModelOpt's quantisation, and digests of its `code`."""
+    made: dict[str, Any] = {}
+    path = os.path.join(model, "hf_quant_config.json")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as written:
+            made["hf_quant_config"] = json.load(written).get("quantization")
+    for name in sorted(os.listdir(model)) if code else ():
+        if name.endswith(".py"):
+            with open(os.path.join(model, name), "rb") as file:
+                made[f"code.{name}"] = _digest(file.read())
+    return made
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -18,13 +18,14 @@ from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import decide
 from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.invariance_result import InvarianceResult
-from assay.harness.judge.judgement import SCHEMA, Judgement, Metric, SuiteVerdict
+from assay.harness.judge.judgement import SCHEMA, WHOLE, Judgement, Metric, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.logits import LogitsRow
 from assay.harness.reading import reading, whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Role
 from assay.harness.statement import Statement
+from assay.harness.text import listed
 from assay.harness.verdict import Check, Finding
 
 __all__ = [  # all parts of a report, wherever they are defined
@@ -346,6 +347,12 @@ class Report(Judgement):
     )
     failure: FailureResult | None = Field(None, description="what ended the run early; null if nothing did")
 
+    @property
+    def asked(self) -> list[str]:
+        """The suites that the run was asked for, or that have a part of their own."""
+        timed = ["latency"] if self.latency is not None else []
+        return [*(suite for suite in WHOLE if suite not in self.left_out), *timed]
+
 
 def read_report(path: Path) -> Report:
     """Read a ``report.json``.
@@ -380,6 +387,13 @@ def read_report(path: Path) -> Report:
         if report.verdict not in ("error", decide(report.suites, report.checks, report.failure)):
             raise EvidenceError(
                 f"{path} says {report.verdict}, which contradicts its suites and checks.",
+                "a report as it was written",
+                "rebuild it: assay report RUN",
+            )
+        absent = [suite for suite in report.asked if suite not in {each.id for each in report.suites}]
+        if report.verdict == "pass" and absent:
+            raise EvidenceError(
+                f"{path} says pass, and has no result of {listed(absent)}, which the run was asked for.",
                 "a report as it was written",
                 "rebuild it: assay report RUN",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +36,7 @@ _FIT_SHARE = 0.5
 # means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one.
 _TIE_FACTOR = 1.5
 # Failing calls, the smallest, on which the nearest hypothesis is sought where none fits.
-_NEAREST_ON = 8
+_NEAREST_ON = 4
 
 
 Group = tuple[str, bool]
@@ -52,27 +52,22 @@ class Cause:
             empty if none fits.
         layers: layers in which it fails.
         heads: q heads in which it fails, by their number in the model.
-        positions: query position buckets in which it fails, indices into `assay.harness.conditions.POSITION`; empty if it
-            fails in all those of the failing sequences.
-        groups: for each group of sequences with new tokens in those layers, how many are wrong, and how many there are.
+        groups: for each group of sequences with new tokens in those layers, how many are wrong, and how many there are; those of
+            experiments are among them.
         spared: calls on which the best hypothesis would show, and which are right.
         hypothesis_error: relative L1 against the best hypothesis, over all failing cells; NaN if none fits.
         oracle_error: relative L1 against the oracle, over all failing cells; infinite if the output is not finite there.
         failing: results with a failing cell in those layers and heads, smallest call first.
-        nearest: where none fits, the hypothesis that is nearest on the smallest failing calls, and its relative L1 there; None if
-            none is near.
     """
 
     hypotheses: tuple[Bug, ...]
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    positions: tuple[int, ...]
     groups: dict[Group, tuple[int, int]]
     spared: int
     hypothesis_error: float
     oracle_error: float
     failing: tuple[CallResult, ...]
-    nearest: tuple[Bug, float] | None
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -105,8 +100,7 @@ def causes(run: KernelRun) -> list[Cause]:
     and layers with the same bug, heads and groups become one cause. In every sequence that is wrong, a hypothesis must match the
     output within the call's bound in every cell of its layers and heads. Right calls on which it would show are counted.
     """
-    every = [*run.results, *run.drawn]
-    layers = sorted({result.call.layer for result in every if result.fails})
+    layers = sorted({result.call.layer for result in (*run.results, *run.drawn) if result.fails})
     if not layers:
         return []
     known: dict[tuple[str, int], Tensor | None] = {}
@@ -117,16 +111,16 @@ def causes(run: KernelRun) -> list[Cause]:
             known[key] = explaining(hypothesis, result)
         return known[key]
 
-    together = _explain(every, layers, compared)
+    together = _explain(run, layers, compared)
     if together.hypotheses or len(layers) == 1:
         return [together]
     groups: dict[object, list[int]] = {}
     for layer in layers:
-        alone = _explain(every, [layer], compared)
+        alone = _explain(run, [layer], compared)
         bugs = tuple((h.id, h.about) for h in alone.hypotheses)
         key = (bugs, alone.heads, frozenset(alone.wrong_groups)) if bugs else ()
         groups.setdefault(key, []).append(layer)
-    by_group = [_explain(every, group, compared) for group in groups.values()]
+    by_group = [_explain(run, group, compared) for group in groups.values()]
     return sorted(by_group, key=_rank)
 
 
@@ -134,8 +128,10 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
     return not any(h.kind == LEAK for h in cause.hypotheses), not cause.hypotheses
 
 
-def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Explaining) -> Cause:
+def _explain(run: KernelRun, layers: Sequence[int], compared: _Explaining) -> Cause:
+    results = [*run.results, *run.drawn]
     inside = [o for o in results if o.call.layer in layers]
+    one_layer = len({o.call.layer for o in results}) == 1  # to which a check moves its calls where layers do not matter
     failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({o.call.spec.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     off = _over(failing)
@@ -151,17 +147,17 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Ex
         hypotheses=tuple(f.hypothesis for f in chosen),
         layers=tuple(layers),
         heads=tuple(heads),
-        positions=_positions(failing),
-        groups=_groups(inside),
+        groups=_groups(inside, [(known, bad) for known, bad in run.points if one_layer or known["layer"] in layers]),
         spared=chosen[0].spared if chosen else 0,
         hypothesis_error=chosen[0].error if chosen else float("nan"),
         oracle_error=oracle_error,
         failing=tuple(failing),
-        nearest=None if chosen else _nearest(failing[:_NEAREST_ON]),
     )
 
 
-def _groups(results: Sequence[CallResult]) -> dict[Group, tuple[int, int]]:
+def _groups(
+    results: Sequence[CallResult], points: Sequence[tuple[Mapping[str, object], bool]]
+) -> dict[Group, tuple[int, int]]:
     """Count the sequences with new tokens of each group: those that are wrong, and all."""
     counts: dict[Group, tuple[int, int]] = {}
     for o in results:
@@ -170,12 +166,19 @@ def _groups(results: Sequence[CallResult]) -> dict[Group, tuple[int, int]]:
             if new:
                 wrong, every = counts.get(group := (o.call.phase, prefix > 0), (0, 0))
                 counts[group] = wrong + (b in bad), every + 1
+    for known, is_wrong in points:
+        place = str(known["phase"]), known["prefix"] != 0
+        wrong, every = counts.get(place, (0, 0))
+        counts[place] = wrong + is_wrong, every + 1
     return counts
 
 
-def _nearest(failing: Sequence[CallResult]) -> tuple[Bug, float] | None:
-    """Find the hypothesis that is nearest to the wrong cells of some calls; None if none is much nearer than what is right."""
-    distances: list[tuple[float, Bug]] = []
+def nearest(cause: Cause) -> tuple[Bug, float] | None:
+    """Find the hypothesis that is nearest on the smallest failing calls, and its relative L1 there.
+
+    None if none is much nearer than what is right.
+    """
+    failing, distances = cause.failing[:_NEAREST_ON], list[tuple[float, Bug]]()
     for hypothesis in FAMILY:
         total = torch.zeros(len(SUMS), dtype=torch.float64)
         for o in failing:
@@ -186,9 +189,8 @@ def _nearest(failing: Sequence[CallResult]) -> tuple[Bug, float] | None:
             total += deviation(o.out, expected, o.cells)[o.failing].sum(0)
         else:
             distances.append((float(relative_l1(total)) if total[_SIZE] else math.inf, hypothesis))
-    distance_, nearest = min(distances, key=lambda pair: pair[0], default=(math.inf, None))
-    near = distance_ <= _FIT_SHARE * float(relative_l1(_over(failing)))
-    return (nearest, distance_) if nearest is not None and near else None
+    off, bug = min(distances, key=lambda pair: pair[0], default=(math.inf, None))
+    return (bug, off) if bug is not None and off <= _FIT_SHARE * float(relative_l1(_over(failing))) else None
 
 
 def _scaled(failing: Sequence[CallResult]) -> Bug | None:
@@ -269,17 +271,6 @@ def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:
     columns = [head - o.call.spec.first_head for head in heads]
     chosen[:, [column for column in columns if 0 <= column < chosen.shape[1]]] = True
     return chosen & ~o.failing & (off > o.fit_bounds)
-
-
-def _positions(failing: Sequence[CallResult]) -> tuple[int, ...]:
-    hit = {o.cells.position[int(c)] for o in failing for c in o.failing.any(1).nonzero()}
-    there = {
-        position
-        for o in failing
-        for sequence, position in zip(o.cells.sequence, o.cells.position, strict=True)
-        if sequence in _sequences(o, o.failing)
-    }
-    return tuple(sorted(hit)) if hit < there else ()
 
 
 def _sequences(o: CallResult, cells: Tensor) -> set[int]:

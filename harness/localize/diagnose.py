@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from assay.harness.attention.bugs.bug import LEAK, Bug
-from assay.harness.conditions import POSITION
 from assay.harness.evidence.kernel_result import Tried
 from assay.harness.localize.call_conditions import describe
-from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes, nearest
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_WRONG, named_bugs
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN, Group, not_run, scaled
@@ -99,8 +98,8 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
     if _is_scattered(cause, run, tried):
         among = ", those of experiments included," * bool(run.drawn)
         evidence.append(f"right on {counted(cause.spared, 'call')}{among} on which that would show")
-    if cause.nearest is not None:
-        bug, distance = cause.nearest
+    if best is None and (near := nearest(cause)):
+        bug, distance = near
         evidence.append(
             f'nearest in the catalogue: "{bug.title}", whose output differs by {percent(distance)} on the smallest failing calls'
         )
@@ -109,15 +108,15 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
     if nonfinite := max(result.nonfinite_share for result in cause.failing):
         evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
     when, elsewhere = _when(cause, run, tried)
-    spans = _spans(cause, layers)
+    names_phase = tried is not None and "phase" in {*tried.context, *(prop.feature for prop in tried.rule)}
+    there = [f"in {' and '.join(cause.phases)}"] * (not names_phase) + [when] * bool(when)
+    spans = [*_of_layers(cause.layers, layers), _heads(cause)]
     return Finding(
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,
         severity="serious" if best is None else best.severity,
-        where=", ".join([" and ".join(cause.phases), *[when] * bool(when), *spans]),
-        diagnosis=_diagnosis(
-            cause, f"in {' and '.join(cause.phases)}{f' {when}' * bool(when)} ({', '.join(spans)})", elsewhere
-        ),
+        where=", ".join([*there, *spans]).removeprefix("in "),
+        diagnosis=_diagnosis(cause, f"{' '.join(there)} ({', '.join(spans)})", elsewhere),
         does=f"{does(best)} {_once(cause, run, when, tried)}".rstrip(),
         evidence=tuple(evidence),
         reproduce=reproduce,
@@ -128,11 +127,14 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
 def _when(cause: Cause, run: KernelRun, tried: Tried | None) -> tuple[str, str]:
     """Describe the calls that are wrong besides their phases, and the others, which are right; both may be empty."""
     if tried is not None and (tried.rule or tried.context):
-        return f"where {words(tried.rule, tried.context)}", "" if tried.context else "in all other calls"
+        said = words(tried.rule, tried.context)
+        if (prefix := {"a prefix is cached": True, "no prefix is cached": False}.get(said)) is not None:
+            return _CACHED[prefix], _CACHED[not prefix]
+        return f"where {said}", "" if tried.context else "in all other calls"
     wrong, mixed = cause.wrong_groups, any(0 < bad < every for bad, every in cause.groups.values())
     right = cause.groups.keys() - wrong
     cached = {cached for _, cached in wrong}
-    if run.drawn or mixed or not right:
+    if mixed or not right:
         return "", ""
     if any(phase in cause.phases for phase, _ in right):
         if len(cached) > 1:
@@ -150,13 +152,13 @@ def _is_scattered(cause: Cause, run: KernelRun, tried: Tried | None) -> bool:
 
 def _once(cause: Cause, run: KernelRun, when: str, tried: Tried | None) -> str:
     """Describe when a kernel does something, after what it does."""
+    once = {_CACHED[True]: "once a prefix is cached", _CACHED[False]: "where no prefix is cached"}
     if tried is not None:
-        return when
+        return once.get(when, when)
     if _is_scattered(cause, run, tried):
         return "in some calls"
     phase = f"in {' and '.join(cause.phases)}" if {phase for phase, _ in cause.groups} - set(cause.phases) else ""
-    once = {_CACHED[True]: "once a prefix is cached", _CACHED[False]: "where no prefix is cached"}.get(when, "")
-    return ", ".join(filter(None, [phase, once]))
+    return ", ".join(filter(None, [phase, once.get(when, "")]))
 
 
 def _diagnosis(cause: Cause, place: str, elsewhere: str) -> str:
@@ -183,12 +185,9 @@ def does(bug: Bug | None, condition: str = "") -> str:
     return f"{act} where {condition}" if condition else act
 
 
-def _spans(cause: Cause, layers: Sequence[int]) -> list[str]:
-    """Describe layers, heads, and query positions if they are part of what is known."""
-    parts = [some("layer", cause.layers, layers), _heads(cause)]
-    if cause.positions and not cause.hypotheses:
-        parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
-    return parts
+def _of_layers(chosen: Collection[int], layers: Collection[int]) -> list[str]:
+    """Describe the layers of some calls; nothing where all calls are of one, which need not matter."""
+    return [some("layer", sorted(chosen), layers)] if len(layers) > 1 else []
 
 
 def _heads(cause: Cause) -> str:
@@ -202,11 +201,12 @@ def _heads(cause: Cause) -> str:
 
 def _extent(cause: Cause, run: KernelRun) -> str:
     """Describe how many calls fail, those of experiments aside, and by how much at worst."""
-    worst = max(cause.failing, key=lambda result: result.worst)
-    own, bound = worst.worst_cell
     there = [result for result in run.results if result.call.layer in cause.layers]
+    failing = [result for result in there if result.fails]
+    worst = max(failing or cause.failing, key=lambda result: result.worst)
+    own, bound = worst.worst_cell
     return (
-        f"{sum(result.fails for result in there)} of {len(there)} calls of these layers are out of bounds; the worst has an own "
+        f"{len(failing)} of {len(there)} calls of these layers are out of bounds; the worst has an own "
         f"error of {percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}"
     )
 
@@ -292,15 +292,17 @@ def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
         text = f'Computes "{best.title}": {text}'
     example = min((result.call for result, _ in wrong), key=lambda call: (call.k.numel(), call.q.numel()))
     about = () if best is None else (f"{best.title}: {best.about}",)
+    heads = sorted(set[int]().union(*(error.wrong_heads for _, error in wrong)))
+    most = max(result.call.spec.first_head + result.call.q.shape[1] for result, _ in wrong)
     return [
         Finding(
             id=LSE_WRONG if best is None else best.id,
             title=TITLES[LSE_WRONG] if best is None else best.title,
             severity="serious",
-            where=f"{len(wrong)} of {len(errors)} calls",
+            where=f"{len(wrong)} of {len(errors)} calls, {some('head', heads, range(most))}",
             diagnosis=text,
             does="returns wrong log-sum-exps" if best is None else best.does,
-            evidence=(*about, f"the worst: {describe(at.call)}", f"smallest such call: {describe(example)}"),
+            evidence=(*about, f"the worst: {describe(at.call)}", f"smallest failing call: {describe(example)}"),
             reproduce=reproduce,
             equivalent=tuple(bug.id for bug in bugs[1:]),
         )
@@ -310,7 +312,9 @@ def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
 def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Finding]:
     def finding(id: str, results: Sequence[CallResult], diagnosis: str, errors: Sequence[float] = ()) -> Finding:
         example = results[errors.index(max(errors))] if errors else results[0]
-        where = f"{some('layer', sorted({result.call.layer for result in results}), layers)}, {len(results)} calls"
+        where = ", ".join(
+            [*_of_layers({result.call.layer for result in results}, layers), counted(len(results), "call")]
+        )
         far = any(error > result.limits.largest_bound for error, result in zip(errors, results, strict=False))
         severity: Severity = "serious" if far or not errors else "info"
         return _finding(id, where, diagnosis, f"for example {describe(example.call)}", reproduce, severity)

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix_features import longest_window, values_of
 from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
-from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
-from assay.harness.localize.guard import Guard, attempt
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, truth
-from assay.harness.localize.rules import ASKS, Points, Rule, cost, holds, meets, rules
+from assay.harness.localize.rules import ASKS, Known, Points, Rule, cost, holds, meets, rules
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.stats.query_bounds import least_error
 
@@ -117,6 +117,11 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
 def _number(shape: Shape, what: str) -> float:
     """Return the number of a feature that a call asks for, NaN for none."""
     return next((float(name.rpartition(" ")[2]) for name in shape.asked if name.startswith(f"{what} ")), np.nan)
+
+
+def drawn_call(shape: Shape, device: str, seed: int = 0) -> AttentionCall:
+    """Make the call that a lab asks of a shape; errors are those of `Shape.make`."""
+    return shape.make(zlib.crc32(repr((shape, seed)).encode()), device, _POOL)
 
 
 class SpentError(Exception):
@@ -213,18 +218,13 @@ class Lab:
     def made(self, shape: Shape, seed: int) -> Came | None:
         """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
         try:
-            call = shape.make(zlib.crc32(repr((shape, seed)).encode()), self.device, _POOL)
+            call = drawn_call(shape, self.device, seed)
         except (LookupError, ValueError):
             return None
         if not self._may_ask(call):
             return None
         self.asked += 1
-        try:
-            return attempt(self.guard, call)
-        except KernelRefused as refusal:
-            return str(refusal)
-        except ValueError:
-            return None
+        return came_of(self.guard, call)
 
     def _may_ask(self, call: AttentionCall) -> bool:
         declared, dims = self.guard.assay, (call.q.shape[2], call.v.shape[2])
@@ -478,12 +478,14 @@ class Experiments:
         place: the simplest sequence that is wrong; None if none is whatever the numbers are.
         axes: its axes, varied one at a time.
         kept: small calls that were made, with their shapes.
+        points: all sequences that were run, by their features, and whether they were wrong.
     """
 
     tried: Tried | None = None
     place: Place | None = None
     axes: tuple[Axis, ...] = ()
     kept: Sequence[tuple[Shape, CallResult]] = ()
+    points: Sequence[tuple[Known, bool]] = ()
 
 
 NOTHING_TRIED = Experiments()
@@ -505,7 +507,7 @@ def experiment(
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
-            return Experiments(kept=_computed(lab))
+            return _shown(lab)
         place = simplest(lab, place)
         lab.base, axes = place.shape, _axes(lab)
         varied = _one_axis_at_a_time(lab, place, axes)
@@ -522,14 +524,17 @@ def experiment(
             if (tried := _challenged(lab, drawer, context)) is not None:
                 if lab.name == OUTPUT:
                     tried = tried.model_copy(update={"part": _part(lab, drawer, tried)})
-                return Experiments(tried if lab.repeats() else None, place, varied, _computed(lab))
+                return _shown(lab, tried if lab.repeats() else None, place, varied)
     except SpentError:
         pass
-    return Experiments(None, place, varied, _computed(lab))
+    return _shown(lab, None, place, varied)
 
 
-def _computed(lab: Lab) -> list[tuple[Shape, CallResult]]:
-    return [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+def _shown(
+    lab: Lab, tried: Tried | None = None, place: Place | None = None, varied: tuple[Axis, ...] = ()
+) -> Experiments:
+    kept = [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+    return Experiments(tried, place, varied, kept, list(zip(lab.points.known, lab.points.wrong, strict=True)))
 
 
 def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:
@@ -611,7 +616,8 @@ def _part(lab: Lab, drawer: _Drawer, tried: Tried) -> Rule:
         known = [features(shape, b) for b in range(len(shape.lens))] if shape.dtype == drawer.dtype else []
         return [b for b, of in enumerate(known) if shape.lens[b][0] and meets(tried, of)]
 
-    kept = [(result, wrong) for shape, result in _computed(lab) if (wrong := there(shape))]
+    computed = [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+    kept = [(result, wrong) for shape, result in computed if (wrong := there(shape))]
     for result, wrong in kept[:: max(1, len(kept) // _TOLD)]:
         _add_cells(result, wrong, cells, dims)
     part: Rule = ()

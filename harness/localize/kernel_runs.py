@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -256,6 +256,7 @@ class KernelRun:
         refused: calls that it refused, with its reasons.
         failed_repeats: calls that it computed once and then failed to compute again, and why.
         drawn: results of experiments: what is said holds on them too, and they are in no count.
+        points: all sequences of experiments, by their features, and whether they were wrong; so do these.
         made: all calls but those that were drawn, in the order in which they were made.
     """
 
@@ -264,6 +265,7 @@ class KernelRun:
     refused: tuple[tuple[AttentionCall, str], ...] = ()
     failed_repeats: tuple[tuple[AttentionCall, str], ...] = ()
     drawn: tuple[CallResult, ...] = ()
+    points: Sequence[tuple[Mapping[str, object], bool]] = ()
     made: Sequence[AttentionCall] = ()
 
     def require_results(self) -> None:

@@ -83,8 +83,6 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
     if text := said(read):
         others = {finding.id for finding in serious(findings)[1:]}
         changed = {"operator": text, "picture": _picture(read)} | _name(first, others, read, text)
-        if read.whole:
-            changed["only"] = ""
         if changed.pop("place", False):
             evidence.insert(len(first.evidence), f"on the calls that were compared: {first.diagnosis}")
         if reports := public_reports(str(changed.get("id", first.id))):

@@ -247,7 +247,10 @@ def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]
         written, overrides = (
             json.loads(text) for text in (whole_file(config), told.get("json_model_override_args") or "{}")
         )
-        return in_interpreter.settings_of(in_interpreter.overridden(written, overrides))
+        made = in_interpreter.overridden(written, overrides) | in_interpreter.beside_config(
+            str(config.parent), code=False
+        )
+        return in_interpreter.settings_of(made)
 
 
 def _told_tokens(server: RemoteServer, client: Client) -> Tokens:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError
+from assay.harness.judge.judgement import WHOLE
 from assay.harness.judge.report import Report, read_report
 from assay.reports.json_report import SCHEMA_FILE, _json_schema, _schema_text, to_json
 
@@ -33,11 +34,24 @@ def test_a_verdict_that_its_suites_and_checks_contradict_is_refused(examples: Mo
     for edited in (
         losing.model_copy(update={"verdict": "pass"}),
         good.model_copy(update={"verdict": "regression"}),
-        good.model_copy(update={"suites": ()}),
+        good.model_copy(update={"suites": (), "left_out": WHOLE}),
     ):
         path.write_text(to_json(edited), encoding="utf-8")
         with pytest.raises(EvidenceError, match="contradicts its suites and checks"):
             read_report(path)
+
+
+def test_a_pass_whose_failing_suite_was_cut_out_is_refused(examples: ModuleType, tmp_path: Path) -> None:
+    path, losing = tmp_path / "report.json", examples.regression()
+    for name in ("accuracy", "greedy"):
+        good = examples.passing()
+        cut = good.model_copy(update={"suites": tuple(suite for suite in good.suites if suite.id != name)})
+        path.write_text(to_json(cut), encoding="utf-8")
+        with pytest.raises(EvidenceError, match=f"no result of {name}, which the run was asked for"):
+            read_report(path)
+    assert losing.suites
+    path.write_text(to_json(losing.model_copy(update={"suites": losing.suites[:1]})), encoding="utf-8")
+    assert read_report(path).verdict == "regression", "what remains decides it"
 
 
 def test_hostile_text_survives_except_what_no_file_can_hold(examples: ModuleType, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from assay.harness.conditions import condition_id
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.judgement import measure
+from assay.harness.judge.judgement import WHOLE, measure
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
 from assay.harness.judge.report import (
     Check,
@@ -485,6 +485,7 @@ def _report(
     launch = "python -m sglang.launch_server --model-path evals/tiny_model/model --device cpu --attention-backend "
     return Report(
         run_id="20261120-121002-3f9a",
+        left_out=tuple(name for name in WHOLE if verdict == "pass" and name not in {suite.id for suite in suites}),
         created="2026-11-20T12:12:24Z",
         seconds=142.3,
         verdict=verdict,

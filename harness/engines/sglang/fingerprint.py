@@ -26,7 +26,14 @@ from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
-from assay.harness.fingerprint.in_interpreter import generation_of, overridden, settings_of, tokens_of, versions
+from assay.harness.fingerprint.in_interpreter import (
+    beside_config,
+    generation_of,
+    overridden,
+    settings_of,
+    tokens_of,
+    versions,
+)
 from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
 from assay.harness.text import one_line, ranges
@@ -155,7 +162,11 @@ def _config(runner: Any) -> Mapping[str, Any]:
 
 def _settings(runner: Any) -> dict[str, str]:
     """Return a model's settings: its resolved configuration, and the floats that its layers hold, as the epsilon of a norm."""
-    settings = settings_of(runner.model_config.hf_config.to_dict())
+    folder = Path(str(runner.server_args.model_path))
+    beside = beside_config(
+        str(folder), code=folder.is_dir() and bool(getattr(runner.server_args, "trust_remote_code", False))
+    )
+    settings = settings_of(runner.model_config.hf_config.to_dict() | beside)
     held: dict[str, dict[float, list[int]]] = {}
     for path, module in runner.model.named_modules():
         for name, value in vars(module).items():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.parts import faults
@@ -136,3 +139,48 @@ def test_layers_of_another_kind_without_a_part_are_not_wrong() -> None:
 
 def test_a_checkpoint_is_read_as_it_is_stored(tmp_path: Path) -> None:
     assert {weight.name for weight in checkpoint_weights(write_model(tmp_path, {}))} == random_weights().keys()
+
+
+def written(folder: Path, files: dict[str, Tensors], index: dict[str, str] | None = None, suffix: str = "safetensors") -> Path:
+    """A folder with these files of weights, and an index that names the file of each."""
+    folder.mkdir()
+    for name, weights in files.items():
+        if suffix == "bin":
+            torch.save(weights, folder / name)
+        else:
+            save_file(weights, folder / name)
+    if index is not None:
+        (folder / f"model.{suffix}.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def read(folder: Path) -> dict[str, str]:
+    return {weight.name: weight.digest for weight in checkpoint_weights(folder)}
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_of_several_files_those_of_the_index_are_read(tmp_path: Path, suffix: str) -> None:
+    weights = random_weights()
+    old = {name: weight + 1 for name, weight in weights.items()}
+    whole = read(written(tmp_path / "whole", {f"pytorch_model.{suffix}": weights}, suffix=suffix))
+    assert whole == read(write_model(tmp_path / "model", {}))
+    one, two = (dict(list(weights.items())[half::2]) for half in (0, 1))
+    names = {f"part-{number}.{suffix}": part for number, part in enumerate((one, two))}
+    index = {name: file for file, part in names.items() for name in part}
+    assert read(written(tmp_path / "parts", names, index, suffix)) == whole
+    assert read(written(tmp_path / "left", {**names, f"pytorch_model_old.{suffix}": old}, index, suffix)) == whole
+    both = {f"part-0.{suffix}": one | {next(iter(two)): old[next(iter(two))]}, f"part-1.{suffix}": two}
+    assert read(written(tmp_path / "both", both, index, suffix)) == whole, "each from its own file"
+    with pytest.raises(EvidenceError, match=r"part-1.* is not there"):
+        read(written(tmp_path / "lost", {f"part-0.{suffix}": one}, index, suffix))
+
+
+def test_two_checkpoints_in_a_folder_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    weights = random_weights()
+    index = dict.fromkeys(weights, "part.safetensors")
+    with pytest.raises(EvidenceError, match=r"does not name model\.safetensors"):
+        read(written(tmp_path / "two", {"part.safetensors": weights, "model.safetensors": weights}, index))
+    folder = written(tmp_path / "bin", {"pytorch_model.bin": weights}, suffix="bin")
+    (folder / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:5000])
+    with pytest.raises(EvidenceError, match=r"pytorch_model\.bin"):
+        read(folder)

@@ -14,7 +14,7 @@ from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, variables
-from assay.harness.fingerprint.in_interpreter import digests_of, settings_of
+from assay.harness.fingerprint.in_interpreter import beside_config, digests_of, settings_of
 from assay.harness.fingerprint.parts import faults
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
@@ -544,5 +544,45 @@ def test_digests_are_of_what_a_tokenizer_computes_from(tmp_path: Path) -> None:
 def test_how_the_weights_are_quantised_is_a_setting() -> None:
     config = {"quantization_config": {"quant_method": "fp8", "ignored_layers": ["lm_head"]}, "torch_dtype": "bfloat16"}
     assert settings_of(config) == {
-        "quantization_config.quant_method": "fp8", "quantization_config.ignored_layers": '["lm_head"]',
+        "quantization_config.quant_method": "fp8", "quantization_config.ignored_layers": '["lm_head"]', "dtype": "bfloat16",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("architectures", ["MistralForCausalLM"]), ("torch_dtype", "float16"), ("rope_interleave", True), ("model_type", "qwen2"),
+        ("rope_theta", 5e5), ("rope_scaling", {"rope_type": "linear", "factor": 2.0}), ("auto_map", {"AutoModel": "other.Model"}),
+    ],
+)  # fmt: skip
+def test_every_setting_that_changes_outputs_is_compared(name: str, other: object) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "rope_interleave": False, "rope_theta": 1e4}
+    ours, theirs = (fingerprint(config=settings_of(each)) for each in (config, config | {name: other}))
+    assert first(ours, theirs)[0] == 1
+    tables = {"rope": (plain(10000.0),)}
+    ours, theirs = (each.model_copy(update=tables) for each in (ours, theirs))
+    # Where tables were computed, they are compared themselves.
+    assert first(ours, theirs)[0] == (0 if name in ("rope_theta", "rope_scaling") else 1)
+
+
+def test_a_dtype_has_one_name_and_what_was_asked_declares_it() -> None:
+    new, old = (settings_of({name: value}) for name, value in (("dtype", "bfloat16"), ("torch_dtype", "torch.bfloat16")))
+    assert new == old == {"dtype": "bfloat16"}
+    half = fingerprint(config={"dtype": "float16"}, asked={"--dtype": "float16"})
+    assert first(fingerprint(config=new), half)[0] == 0
+    assert first(fingerprint(config=new), half.model_copy(update={"asked": {}}))[0] == 1
+
+
+def test_files_beside_the_configuration_are_settings(tmp_path: Path) -> None:
+    quantized = {"producer": {"version": "0.29"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(quantized))
+    (tmp_path / "modeling.py").write_text("1")
+    trusted, other = (settings_of(beside_config(str(tmp_path), code=code)) for code in (True, False))
+    assert other == {"hf_quant_config.quant_algo": "FP8", "hf_quant_config.exclude_modules": '["lm_head"]'}
+    (tmp_path / "modeling.py").write_text("2")
+    assert settings_of(beside_config(str(tmp_path), code=True))["code.modeling.py"] != trusted["code.modeling.py"]
+
+
+def test_models_of_which_no_weights_could_be_read_are_not_called_the_same() -> None:
+    ours, theirs = (fingerprint(asked={"model": name}).model_copy(update={"model": name}) for name in ("a", "b"))
+    assert (first(ours, theirs)[0], first(ours, theirs, "weights")[0], first(ours, ours)[0]) == (3, 0, 0)

@@ -47,10 +47,10 @@ def shared(*kernels: Kernel) -> Kernel:
 def test_the_seed_case_is_named() -> None:
     [finding] = diagnose(run_and_repeat(sage_attn_as_shipped, calls(1, 64, matrix=FEW)), "assay replay pack")
     assert (finding.id, finding.severity) == ("mask-top-left", "serious")
-    assert finding.where == "extend, with a cached prefix, layer 0, all 4 heads"
+    assert finding.where == "extend, with a cached prefix, all 4 heads"
     assert finding.does == "applies a top-left causal mask once a prefix is cached"
     assert re.fullmatch(
-        r'Computes "causal mask top-left" in extend with a cached prefix \(layer 0, all 4 heads\): '
+        r'Computes "causal mask top-left" in extend with a cached prefix \(all 4 heads\): '
         r"matches that formula to 0\.\d+ %; correct attention differs by \d+ %\. Correct without a cached prefix\.",
         finding.diagnosis,
     )
@@ -90,7 +90,7 @@ def test_no_extent_is_said_where_experiments_found_no_condition_and_their_calls_
     run = run_and_repeat(fault("scale-missing", when=lambda new, prefix: prefix == 0), calls(1))
     more = run_and_repeat(fault("scale-missing"), calls(1))
     [finding] = diagnose(replace(run, drawn=more.results))
-    assert finding.where == "extend, layer 0, all 4 heads"
+    assert finding.where == "extend, all 4 heads"
     assert "Correct" not in finding.diagnosis
     assert any("2 of 6 calls of these layers" in line for line in finding.evidence)
     assert any("those of experiments included" in line for line in finding.evidence)
@@ -110,7 +110,7 @@ def test_an_unexplained_error_has_the_nearest_entry_of_the_catalogue_if_one_is_n
     almost = fault("mask-top-left")
 
     def nearly(call: AttentionCall) -> Tensor:
-        return (0.97 * almost(call).float() + 0.03 * call.v[0].float().sum()).to(call.q.dtype)
+        return (0.99 * almost(call).float() + 0.01 * call.v[0].float().sum()).to(call.q.dtype)
 
     [finding] = diagnose(run_and_repeat(nearly, calls(1)))
     assert finding.id == UNEXPLAINED
@@ -209,3 +209,22 @@ def test_zeros_are_not_written_rather_than_scaled() -> None:
     assert [one.id for one in found] == [OUTPUT_NOT_WRITTEN]
     assert found[0].does == "does not write its output once a prefix is cached"
     assert not any("scale" in text or "times" in text for text in (found[0].diagnosis, found[0].title, *found[0].evidence))
+
+
+def test_a_plain_extent_holds_on_every_sequence_of_experiments_too() -> None:
+    """Also on those of calls that were too large to be kept."""
+    run = run_and_repeat(fault("scale-missing", when=lambda new, prefix: prefix == 0), calls(1))
+    points = [({"phase": "extend", "prefix": prefix, "layer": layer}, not prefix) for prefix in (0, 700) for layer in (0, 3)]
+    [agreed] = diagnose(replace(run, points=points))
+    assert agreed.where == "extend, without a cached prefix, all 4 heads"
+    [refuted] = diagnose(replace(run, points=[*points, ({"phase": "extend", "prefix": 701, "layer": 0}, True)]))
+    assert refuted.where == "extend, all 4 heads"
+    assert "Correct" not in refuted.diagnosis
+
+
+def test_a_condition_that_names_a_phase_says_it_once() -> None:
+    run = run_and_repeat(fault("scale-missing"), calls(1))
+    rule = (Property(feature="phase", kind="in", values=("extend",)),)
+    [finding] = diagnose(run, tried=Tried(rule=rule, wrong=15, right=15, calls=300))
+    assert finding.where == "where extend, all 4 heads"
+    assert 'scale missing" where extend (all 4 heads)' in finding.diagnosis

@@ -100,6 +100,12 @@ def test_borders_are_found_by_bisection_and_the_smallest_call_is_simple() -> Non
     assert {201, 342} <= set(axis.right)
 
 
+def test_right_answers_refute_nothing_on_data_on_which_the_fault_may_not_show() -> None:
+    found = tried(zeros_where(lambda call, b, new, prefix: prefix >= 129 and float(call.v.abs().max()) < 100), EXTEND)
+    assert found.tried is not None
+    assert words(found.tried.rule, found.tried.context) == "cached prefix >= 129"
+
+
 def test_a_kernel_that_is_always_wrong_is_said_to_be() -> None:
     found = tried(zeros_where(lambda *_: True), EXTEND)
     assert found.tried is not None

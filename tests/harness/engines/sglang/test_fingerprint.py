@@ -284,7 +284,7 @@ def test_settings_are_those_of_the_resolved_configuration_and_of_the_layers(tmp_
 
     same = settings(1e-5, 1e-5, 1e-5, 1e-5)
     assert same == {
-        "rms_norm_eps": "1e-05", "hidden_act": "silu", "text_config.num_key_value_heads": "8",
+        "rms_norm_eps": "1e-05", "hidden_act": "silu", "rope_theta": "1.0", "text_config.num_key_value_heads": "8",
         "layers.Norm.variance_epsilon": "1e-05",
     }  # fmt: skip
     assert settings(0.5, 0.5, 0.5, 0.5)["rms_norm_eps"] == "0.5"
