@@ -116,7 +116,7 @@ def differences(a: Asked, b: Asked, *, prompts: bool = False) -> Differences:
     """
     unrecorded = [name for name, side in (("A", a), ("B", b)) if not side.task]
     parts = [(x, y) for x, y in ((a.task, b.task), (a.generation, b.generation)) if not unrecorded or (x and y)]
-    unlike = [difference for x, y in parts for difference in _unlike(x, y)]
+    unlike = [each for x, y in parts for each in _unlike(x, y) if not (unrecorded and None in each)]
     # A local copy of a data set has other names; its documents are compared themselves.
     local = prompts and any(
         name.startswith("dataset") and _LOCAL.match(text) for name, x, y in unlike for text in (x or "", y or "")

@@ -4,54 +4,96 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from assay.harness.ingest.result import CitedFinding, Excerpt
+from assay.harness.stats.multiple import holm
 from assay.harness.verdict import Severity
 
-GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1}
+GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1, "mmlu_prox": 0.1}
 """Score that guessing gets: four choices (MMLU, arXiv:2009.03300; GPQA, 2311.12022; HellaSwag, 1905.07830), or ten (MMLU-Pro,
-2406.01574).
+2406.01574, and MMLU-ProX, 2503.10497).
 """
 LEVEL = 0.05
-"""Level of the test of a score against guessing."""
+"""Level of the test of a file's scores against guessing."""
 
 
-def _guessed_share(task: str) -> float | None:
-    """Return the score that guessing gets on a task, by its name or its longest known beginning (`mmlu_anatomy`), or None."""
-    name = task.lower()
-    known = [task for task in GUESSING if name == task or name.startswith(f"{task}_")]
-    return GUESSING[max(known, key=len)] if known else None
+class TaskScore(NamedTuple):
+    """A score that a file states.
 
-
-def below_guessing(
-    task: str, score: float, count: int, where: str, evidence: Iterable[str], cites: tuple[Excerpt, ...]
-) -> CitedFinding | None:
-    """Return the finding that a score is below what guessing gets, with its exact one-sided p-value; None if it is not.
-
-    Args:
+    Attributes:
         task: such as "mmlu" or "mmlu_anatomy".
         score: share of right answers, 0 to 1.
-        count: questions; 0 if unknown, and then nothing is tested.
+        questions: 0 if unknown, and then nothing is tested.
         where: what the score is of, for people.
-        evidence: what else is known.
         cites: the lines that state it.
+        evidence: what else is known.
+        choices: of each question; 0 where only the name of the task tells.
+        read: whether the answers are read from a text, in which a reader may find none.
+        run: of which run of a file it is.
     """
-    guess = _guessed_share(task)
-    if guess is None or score >= guess:
-        return None
+
+    task: str
+    score: float
+    questions: int
+    where: str
+    cites: tuple[Excerpt, ...] = ()
+    evidence: tuple[str, ...] = ()
+    choices: int = 0
+    read: bool = False
+    run: str = ""
+
+    @property
+    def guess(self) -> float | None:
+        """The score that guessing gets, by the choices, by the name or by its longest known beginning (`mmlu_anatomy`)."""
+        if self.choices:
+            return 1 / self.choices
+        name = self.task.lower()
+        known = [task for task in GUESSING if name == task or name.startswith(f"{task}_")]
+        return GUESSING[max(known, key=len)] if known else None
+
+
+def below_guessing(scores: Iterable[TaskScore]) -> list[CitedFinding]:
+    """Find the scores of a file that are below what guessing gets, with their exact one-sided p values.
+
+    They share the level (Holm): of 2,000 simulated files of a model that guesses, with 20 tasks of 100 questions each, 5 % have a
+    serious finding, and 53 % would have one if each task had the level for itself. Of one task, the best score counts: a stricter
+    reader finds fewer answers in the same texts. Answers that are read show no more than a warning, for all may have another form.
+    """
+    best: dict[tuple[str, str, str], TaskScore] = {}
+    for each in scores:
+        of = each.task, each.where, each.run
+        if each.guess is not None and (of not in best or each.score > best[of].score):
+            best[of] = each
+    low = [(each, each.guess) for each in best.values() if each.guess is not None and each.score < each.guess]
+    p_values = [
+        at_most(round(each.score * each.questions), each.questions, guess) if each.questions else 1.0
+        for each, guess in low
+    ]
+    # A score that is not below it has a p value too, and a share of the level.
+    corrected = holm([*p_values, *[1.0] * (len(best) - len(low))])
+    return [
+        _finding(each, guess, p, shared) for (each, guess), p, shared in zip(low, p_values, corrected, strict=False)
+    ]
+
+
+def _finding(each: TaskScore, guess: float, p: float, shared: float) -> CitedFinding:
     severity: Severity = "warning"
-    says = f"{task} {score:g} is below {guess:g}, which guessing gets; the number of questions is not stated."
+    says = f"{each.task} {each.score:g} is below {guess:g}, which guessing gets; the number of questions is not stated."
     test: tuple[str, ...] = ()
-    if count:
-        right = round(score * count)
-        p = at_most(right, count, guess)
-        severity = "serious" if p < LEVEL else "info"
-        words = "less than guessing explains" if p < LEVEL else "below guessing, within its noise"
-        says = f"{task} {score:g} is {words}: {right:,} of {count:,} right, p = {p:.2g}."
-        test = (f"{right} of {count} right; guessing gets {guess:g}; exact binomial test, one-sided: p = {p:.2g}",)
+    if each.questions:
+        right = round(each.score * each.questions)
+        below = shared < LEVEL
+        severity = "info" if not below else "warning" if each.read else "serious"
+        words = "less than guessing explains" if below else "below guessing, within its noise"
+        unread = ", unless its answers have another form" if below and each.read else ""
+        says = f"{each.task} {each.score:g} is {words}{unread}: {right:,} of {each.questions:,} right, p = {p:.2g}."
+        test = (
+            f"{right} of {each.questions} right; guessing gets {guess:g}; exact binomial test, one-sided: p = {p:.2g}",
+        )
     return CitedFinding(
-        id="score-below-guessing", title="Score below guessing", severity=severity, where=where, diagnosis=says,
-        evidence=(*test, *evidence), reproduce="", cites=cites,
+        id="score-below-guessing", title="Score below guessing", severity=severity, where=each.where, diagnosis=says,
+        evidence=(*test, *each.evidence), reproduce="", cites=each.cites,
     )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ import math
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +174,8 @@ def _scorers(samples: list[dict[str, Any]], wanted: str, path: Path) -> list[str
     return [wanted] if wanted else names or [""]
 
 
-def _messages(sample: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the prompt: what was sent before the model's first answer; attachments stand where inspect_ai moved long texts to.
+def _messages(sample: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Yield each message and whether it was asked; attachments stand where inspect_ai moved long texts to.
 
     Worked examples are messages of the assistant too. Those that the model wrote are marked; in a log without marks, they are those
     that the sample's input does not have.
@@ -182,12 +184,11 @@ def _messages(sample: Mapping[str, Any]) -> Iterator[str]:
     told = [_text(message) for message in given] if isinstance(given, list) else []
     marked = any(map(_generated, messages))
     for message in messages:
-        text = _text(message)
-        if message.get("role") == "assistant" and (_generated(message) if marked else text not in told):
-            return
+        text, role = _text(message), message.get("role")
+        written = role == "tool" or (role == "assistant" and (_generated(message) if marked else text not in told))
         for key, value in attached.items():
             text = text.replace(f"attachment://{key}", value)
-        yield text
+        yield not written, text
 
 
 def _text(message: Mapping[str, Any]) -> str:
@@ -231,10 +232,13 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
     choices = list(output.get("choices") or ())
     message = choices[0]["message"] if choices else {}
     content = message.get("content") or message.get("tool_calls") or ""
+    messages = list(_messages(sample))
+    prompt = [text for _, text in takewhile(itemgetter(0), messages)]
     target, tokens = sample["target"], (output.get("usage") or {}).get("output_tokens")
     return ResultItem(
         key=str(sample["id"]),
-        prompt_hash=prompt_hash("\n".join(_messages(sample))) if sample.get("messages") else "",
+        prompt_hash=prompt_hash("\n".join(prompt)) if sample.get("messages") else "",
+        turns=tuple((asked, prompt_hash(text)) for asked, text in messages[len(prompt) :]),
         target=target if isinstance(target, str) else json.dumps(target, ensure_ascii=False),
         answer=content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
         parsed=score.get("answer"),

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.asked import Asked, arguments_of
-from assay.harness.ingest.guessing import below_guessing
+from assay.harness.ingest.guessing import TaskScore, below_guessing
 from assay.harness.ingest.result import (
-    CitedFinding,
     Excerpt,
     FactTable,
     FileDocument,
@@ -73,7 +72,7 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
     """Add the findings, and the scores that a results file states where it has no samples beside it."""
     pairs = [(samples, _scores(results)) for samples, results in _pairs(source.path) if results]
     scores = [(score, samples is None) for samples, stated in pairs for score in stated]
-    findings = dict.fromkeys(filter(None, (_below_guessing(score) for score, _ in scores)))
+    findings = below_guessing(filter(None, (_beside_guessing(score) for score, _ in scores)))
     alone = [score for score, is_alone in scores if is_alone]
     document = document.model_copy(update={"findings": (*findings, *document.findings)})
     if not alone:
@@ -164,6 +163,8 @@ class _Score(NamedTuple):
     questions: int
     line: int
     grouped: bool
+    choices: int
+    run: str
 
 
 def _scores(path: Path) -> Iterator[_Score]:
@@ -176,7 +177,11 @@ def _scores(path: Path) -> Iterator[_Score]:
         for metric, value in scores.items() if isinstance(scores, dict) else ():
             if isinstance(value, (int, float)) and "," in metric and "_stderr," not in metric:
                 of = _questions(task, document.get("n-samples") or {}, members, frozenset())
-                yield _Score(task, metric, float(value), of, _line(text, task, metric), task in grouped)
+                choices = ((document.get("configs") or {}).get(task) or {}).get("doc_to_choice")
+                count = len(choices) if isinstance(choices, list) else 0
+                yield _Score(
+                    task, metric, float(value), of, _line(text, task, metric), task in grouped, count, path.name
+                )
 
 
 def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any], above: frozenset[str]) -> int:
@@ -190,12 +195,16 @@ def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any],
     return sum(_questions(member, counts, members, above | {task}) for member in inside if isinstance(member, str))
 
 
-def _below_guessing(score: _Score) -> CitedFinding | None:
-    """Hold a score against guessing; not of a task in a group: of many tasks, some are below it by chance."""
-    if score.grouped or score.metric.partition(",")[0] not in _SHARES or not 0 <= score.value <= 1:
+def _beside_guessing(score: _Score) -> TaskScore | None:
+    """Return a share of right answers; not of a task in a group, whose score is of more questions."""
+    base = score.metric.partition(",")[0]
+    if score.grouped or base not in _SHARES or not 0 <= score.value <= 1:
         return None
     said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
-    return below_guessing(score.task, score.value, score.questions, score.task, (), (said,))
+    read = base == "exact_match"
+    return TaskScore(
+        score.task, score.value, score.questions, score.task, (said,), choices=score.choices, read=read, run=score.run
+    )
 
 
 def _line(text: str, *keys: str) -> int:
@@ -482,12 +491,12 @@ class PrintedTables:
             shown = tuple(row[: len(_COLUMNS)] for row, _ in rows)
             yield FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=shown, note=_NO_SAMPLES)
 
-    def shares(self) -> Iterator[tuple[str, float, Excerpt]]:
-        """Yield the shares of right answers: task, value and place."""
-        for row, quoted in (each for rows in self.runs.values() for each in rows):
+    def shares(self) -> Iterator[tuple[str, str, float, Excerpt]]:
+        """Yield the shares of right answers: run, task, value and place."""
+        for run, (row, quoted) in ((run, each) for run, rows in self.runs.items() for each in rows):
             task, metric, score = row[0], row[4], float(row[5])
             if metric in _SHARES and 0 <= score <= 1:
-                yield task, score, quoted
+                yield run, task, score, quoted
 
 
 def table_results(source: SourceFile, wanted: str) -> ReadResults:

@@ -179,6 +179,10 @@ def _apart(a: ResultItem, b: ResultItem) -> str:
     """Return why two answers to a document are no pair; empty if they are one."""
     if a.prompt_hash and b.prompt_hash and a.prompt_hash != b.prompt_hash:
         return "other-prompt"
+    # What is asked after another answer may depend on it.
+    parted = next(((mine[0], theirs[0]) for mine, theirs in zip(a.turns, b.turns, strict=False) if mine != theirs), ())
+    if parted and all(parted):
+        return "other-prompt"
     if a.target != b.target or (a.units and b.units and a.units != b.units):
         return "other-target"
     return "" if a.scored and b.scored else "not-scored"

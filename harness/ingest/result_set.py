@@ -41,6 +41,10 @@ class ResultItem(Part):
 
     key: str = Field(description="of the document within its task: a hash of it, or its id")
     prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
+    turns: tuple[tuple[bool, str], ...] = Field(
+        (),
+        description="hashes of the messages after the first answer: whether it was asked, or is of the model or a tool",
+    )
     question: str = Field("", description="what was asked, in one line; empty where the tool does not record it")
     target: str = Field("", description="the expected answer")
     answer: str = Field("", description="the text that the model wrote")

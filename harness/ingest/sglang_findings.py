@@ -140,6 +140,7 @@ def _questions(log: Log, metric: LogMetric) -> tuple[int, CitedLines]:
 
 def _below_guessing(log: Log) -> Iterator[CitedFinding]:
     """Yield a score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
+    scores = []
     for name, metric in _scores(log):
         count, bar = _questions(log, metric)
         same = (metric.test, metric.value)
@@ -147,8 +148,13 @@ def _below_guessing(log: Log) -> Iterator[CitedFinding]:
         evidence = [f"by group: {_by_group(scores)}" for scores, _ in groups]
         cites = cite((metric.line, metric.text), bar, *(at for _, at in groups))
         where = _test_name(log, metric.test)
-        if count and (made := guessing.below_guessing(name, metric.value, count, where, evidence, cites)):
-            yield made
+        if count:
+            scores.append(
+                guessing.TaskScore(
+                    name, metric.value, count, where, tuple(cites), tuple(evidence), run=str(metric.line)
+                )
+            )
+    yield from guessing.below_guessing(scores)
 
 
 def _by_group(scores: Mapping[str, float]) -> str:
@@ -418,6 +424,7 @@ def _errors(log: Log) -> Iterator[CitedFinding]:
 
 def _printed_below_guessing(log: Log) -> Iterator[CitedFinding]:
     """Yield scores of printed tables that are below guessing; of a task in a group, named with a dash, one may be so by chance."""
-    for task, score, cited in log.printed.shares():
-        if not task.startswith("-") and (made := guessing.below_guessing(task, score, 0, task, (), (cited,))):
-            yield made
+    printed = (each for each in log.printed.shares() if not each[1].startswith("-"))
+    yield from guessing.below_guessing(
+        guessing.TaskScore(task, score, 0, task, (cited,), run=run) for run, task, score, cited in printed
+    )

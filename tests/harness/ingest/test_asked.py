@@ -59,7 +59,8 @@ def test_what_one_side_does_not_record_is_unknown_and_prompts_show_what_shaped_t
     assert differences(asked(), unstated, prompts=True).unrecorded == ()
     assert differences(asked(task={}), asked(), prompts=True).unrecorded == ("A",)
     assert differences(asked(task={}), asked(task={})).unrecorded == ("A", "B")
-    assert differences(asked(task={}, generation={"temperature": 1}), asked()).other, "what is recorded is compared"
+    partly = differences(asked(task={}, generation={"temperature": 1}), asked())
+    assert [other.values["setting"] for other in partly.other] == ["temperature"], "what both record is compared"
 
 
 def test_arguments_of_a_model_are_told_apart_by_what_they_decide() -> None:

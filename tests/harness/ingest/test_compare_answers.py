@@ -1041,3 +1041,23 @@ def test_what_served_differently_is_said_and_a_shorter_context_is_no_pass(tmp_pa
         "inconclusive",
         {"what": "max_model_len", "a": None, "b": "512"},
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "turn", "reason"), [("Which?", "Say A.", ["other-prompt"]), ("What?", "Say A.", []), ("Which?", "Go on.", [])]
+)
+def test_a_later_turn_that_follows_the_same_answers_is_of_the_prompt(
+    data: Path, tmp_path: Path, answer: str, turn: str, reason: list[str]
+) -> None:
+    paths = []
+    for side, said, asked in (("a", "Which?", "Go on."), ("b", answer, turn)):
+        path = inspect_log(data, tmp_path / f"{side}.json")
+        log = json.loads(path.read_text())
+        for sample in log["samples"]:
+            *before, last = sample["messages"]
+            tool = {"role": "tool", "content": f"result {side}"}
+            between = [{"role": "assistant", "source": "generate", "content": said}, {"role": "user", "content": asked}, tool]
+            sample["messages"] = [*before, *between, last]
+        path.write_text(json.dumps(log))
+        paths.append(path)
+    assert [gap.id for gap in answers(compare(*paths)).overall.unpaired] == reason

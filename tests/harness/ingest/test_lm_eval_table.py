@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from assay.harness.ingest.guessing import _guessed_share, below_guessing
+from assay.harness.ingest.guessing import TaskScore, below_guessing
 from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.result import FileDocument
 
@@ -66,18 +67,46 @@ def test_the_output_of_sglangs_gsm8k_names_unparsed_answers_beside_the_accuracy(
 
 
 @pytest.mark.parametrize(
-    ("task", "share"), [("mmlu", 0.25), ("MMLU_anatomy", 0.25), ("mmlu_pro_law", 0.1), ("mmlux", None), ("gsm8k", None)]
-)
-def test_guessing_is_known_by_the_longest_name(task: str, share: float | None) -> None:
-    assert _guessed_share(task) == share
+    ("task", "share"),
+    [
+        ("mmlu", 0.25), ("MMLU_anatomy", 0.25), ("mmlu_pro_law", 0.1), ("mmlu_prox_en", 0.1), ("mmlu_prox_lite_de", 0.1),
+        ("mmlux", None), ("gsm8k", None),
+    ],
+)  # fmt: skip
+def test_guessing_is_known_by_the_longest_name_or_by_the_choices(task: str, share: float | None) -> None:
+    assert TaskScore(task, 0.0, 0, task).guess == share
+    assert TaskScore(task, 0.0, 0, task, choices=5).guess == 0.2
 
 
 @pytest.mark.parametrize(
     ("task", "score", "severity"), [("mmlu", 0.125, "serious"), ("mmlu", 0.24, "info"), ("mmlu", 0.26, ""), ("gsm8k", 0.0, "")]
 )
 def test_a_score_below_guessing_has_its_exact_p_value(task: str, score: float, severity: str) -> None:
-    made = below_guessing(task, score, 64, task, (), ())
-    assert (made.severity if made else "") == severity
-    if made:
+    made = below_guessing([TaskScore(task, score, 64, task)])
+    assert [each.severity for each in made] == ([severity] if severity else [])
+    for each in made:
         exact = binomtest(round(64 * score), 64, 0.25, alternative="less").pvalue
-        assert f"p = {exact:.2g}" in made.evidence[0]
+        assert f"p = {exact:.2g}" in each.evidence[0]
+
+
+def test_scores_of_a_file_share_the_level_and_the_best_reading_of_a_task_counts() -> None:
+    low = TaskScore("mmlu_law", 0.15, 100, "mmlu_law")
+    others = [TaskScore(f"mmlu_{n}", 0.25, 100, f"mmlu_{n}") for n in range(19)]
+    assert [[each.severity for each in below_guessing(scores)] for scores in ([low], [low, *others])] == [["serious"], ["info"]]
+    strict, loose = (TaskScore("gpqa", score, 198, "gpqa", read=True) for score in (0.04, 0.36))
+    assert below_guessing([strict, loose]) == []
+    (alone,) = below_guessing([strict])
+    assert (alone.severity, "another form" in alone.diagnosis) == ("warning", True)
+    of_another = below_guessing([strict._replace(run="b"), loose._replace(run="a")])
+    assert [each.severity for each in of_another] == ["warning"], "of another run"
+
+
+def test_files_of_a_model_that_guesses_are_seldom_called_a_regression() -> None:
+    random, files = np.random.default_rng(0), 400
+    shared = single = 0
+    for _ in range(files):
+        scores = [TaskScore(f"mmlu_{n}", float(random.binomial(100, 0.25)) / 100, 100, f"mmlu_{n}") for n in range(20)]
+        shared += any(each.severity == "serious" for each in below_guessing(scores))
+        single += any(each.severity == "serious" for score in scores for each in below_guessing([score]))
+    assert shared <= 0.05 * files
+    assert single > 0.3 * files, "each with the level for itself"
