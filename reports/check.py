@@ -11,7 +11,7 @@ from assay.harness.conditions import BORDER_TOKENS, has_cached_prefix
 from assay.harness.evidence.kernel_result import Coverage, Gap, KernelResult, Value
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.localize.rules import words
-from assay.harness.text import counted, listed, met, one_line, two_digits
+from assay.harness.text import counted, few, listed, met, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import (
     Block,
@@ -29,6 +29,10 @@ from assay.reports.document import (
 from assay.reports.terminal import plain_text
 
 _MAX_REFUSALS = 3
+# Most values of an axis that one line names.
+_MAX_VALUES = 4
+# A line says how far calls reached with all values but some, which it names: less than one in so many.
+_FEWER = 8
 # Most wrong kernels whose causes one line names.
 _MAX_CAUSES = 3
 # Most characters of a test that a terminal or an assertion shows: more are numbers.
@@ -36,7 +40,7 @@ _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
 _WRONG = {
     "output": "wrong", "lse-wrong": "log-sum-exps wrong", "input-written": "input overwritten",
-    "outside": "memory outside of its tensors written",
+    "returned": "output of another shape, dtype or device", "outside": "memory outside of its tensors written",
 }  # fmt: skip
 """Faults in words; others are such words."""
 
@@ -68,8 +72,69 @@ def _covered(coverage: Coverage) -> str:
         parts.append(f"{phase} at {new}{_met(reach.keys)} keys of a sequence, and with {sequences} sequences")
     parts += [f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []
     # Conditions are tried in some combinations only, so the line must not read as a product.
-    limits = f"{'; '.join(parts)}; each limit by itself, not their combinations"
-    return f"{limits}. {coverage.runs:,} runs on {coverage.device}"
+    return f"{'; '.join(parts)}; each by itself. {coverage.runs:,} runs on {coverage.device}"
+
+
+def _together(coverage: Coverage) -> list[str]:
+    """State in two lines how far calls reached with nearly all of the listed values, and the exceptions."""
+    each, less, more = [], [], []
+    for phase, reach in coverage.reach.items():
+        mets = [(axis, value, met) for axis, some in reach.met.items() for value, met in some.items()]
+        shared = []
+        for count, what in _counts(phase) if mets else []:
+            ends = {(axis, value): getattr(met, count) for axis, value, met in mets}
+            lasts = sorted(last for _, last in ends.values())
+            most = next(last for last in lasts if 2 * last >= lasts[len(lasts) // _FEWER])
+            shared.append(f"{most:,} {what}")
+            fewer = [f"{axis} {value} ({last:,})" for (axis, value), (_, last) in ends.items() if last < most]
+            less += [f"{phase}, {what}: {few(fewer, _MAX_VALUES)}"] if fewer else []
+            further = {
+                axis: [v for (a, v), (_, last) in ends.items() if a == axis and last > 2 * most] for axis in reach.met
+            }
+            only = [
+                f"{axis} {few(some, _MAX_VALUES)}" for axis, some in further.items() if len(some) < len(reach.met[axis])
+            ]
+            more += [f"{phase}, {what}: {', '.join(only)}"] if any(further.values()) else []
+        each += [f"{phase} up to {listed(shared)}"] if shared else []
+    if not each:
+        return []
+    less_and_more = [f"Less far with {'; '.join(less)}"] * bool(less) + [
+        f"More than twice as far only with {'; '.join(more)}"
+    ] * bool(more)
+    return [f"With each of these values: {'; '.join(each)}", *([". ".join(less_and_more)] if less_and_more else [])]
+
+
+def _counts(phase: str) -> list[tuple[str, str]]:
+    return [("new", "new tokens")] * (phase == "extend") + [("keys", "keys"), ("sequences", "sequences")]
+
+
+def _span(numbers: tuple[int, int]) -> str:
+    first, last = numbers
+    return "no common number of" if first > last else f"{first:,} to {last:,}" if first < last else f"{first:,}"
+
+
+def _reaches(coverage: Coverage) -> list[Block]:
+    """Tabulate how far calls reached with each value of an axis, and with all pairs of two axes."""
+    made: list[Block] = []
+    for phase, reach in coverage.reach.items():
+        counts = _counts(phase)
+        columns = [what for _, what in counts]
+        rows = [
+            (axis, value, *(_span(getattr(met, count)) for count, _ in counts))
+            for axis, some in reach.met.items()
+            for value, met in some.items()
+        ]
+        pairs = [
+            (axes, f"{pair.met} of {pair.of}", *(_span(getattr(pair, count)) for count, _ in counts))
+            for axes, pair in reach.pairs.items()
+        ]
+        note = (
+            "A range has no gap of more than a factor of four in it. A kernel that is wrong outside of these may pass."
+        )
+        made.append(Table(("axis", "value", *columns), rows, f"{phase}: met with each value", note))
+        note = "What all pairs of values have in common that were met at all. Of three values together, a pass states nothing."
+        made.append(Table(("axes", "pairs met", *columns), pairs, f"{phase}: met with each pair of values", note))
+    return made
 
 
 def _met(lengths: Sequence[int]) -> str:
@@ -166,9 +231,12 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
         covered.append(f"Replayed: {of}; {result.seconds:.1f} s.")
         covered += [f"The pack's {phase} calls: {text or 'none'}." for phase, text in result.envelope.items()]
         covered += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in result.not_tested]
+    covered += [f"{line}." for line in _together(result.coverage)]
     covered += [f"Missing for a pass: {requirement}" for requirement in result.missing]
     covered += [f"Not covered: {gap}" for gap in _not_covered(result)]
     body += [Section("What it covered", [Items(covered)], "covered")] if covered else []
+    if reaches := _reaches(result.coverage):
+        body.append(Section("What was met together", reaches, "together", detail=True))
     again: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
     again += [*_reproducing(result.test), *([Code(result.again, "Repeat this check")] if result.again else [])]
     return [*body, *([Section("See it again", again, "again")] if again else [])]

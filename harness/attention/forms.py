@@ -56,6 +56,11 @@ def lacking(features: Sequence[str], call: AttentionCall) -> list[str]:
     return lacks
 
 
+def form_of(call: AttentionCall) -> str:
+    """Return the form in which K is stored: "e4m3 per tensor"; the narrowest that it has."""
+    return _forms_in(call)[0][0]
+
+
 def _forms_in(call: AttentionCall) -> list[list[str]]:
     """List the forms that K has, and those that V has, the narrowest first: scales of a block are alike."""
     by_tensor = []

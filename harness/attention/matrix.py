@@ -6,8 +6,8 @@ occur; `covering` draws the calls. The axes follow SGLang's dense attention kit 
 
 The core covers, for each phase,
 
-- dtype x head_dim x heads fully: without a cached prefix, behind one with more than 128 new tokens, and in a batch of nine
-  sequences, one of them long;
+- dtype x head_dim x heads fully: without a cached prefix, behind one with more than 128 new tokens, and in a crowd: a batch
+  of many sequences, one of them long;
 - all triples of these, batch and new tokens (but batch x heads x new), and of data, dtype, head_dim and cached prefix;
 - all pairs of values of two axes.
 
@@ -29,7 +29,7 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import AxisPart, covering
 from assay.harness.attention.declaration import Declaration
-from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, MORE, NINE, SIZES, WITHOUT_PREFIX
+from assay.harness.attention.matrix_batches import BATCHES, CORE, CROWD, GRAPHS, MORE, SIZES, WITHOUT_PREFIX
 from assay.harness.attention.matrix_data import (
     BEYOND_FLOAT16,
     BEYOND_FP16,
@@ -88,8 +88,8 @@ _HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
 _OTHER_HEADS = (
     (6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2), (12, 3), (25, 5), (12, 6), (16, 4), (10, 10), (3, 3),
 )  # fmt: skip
-# With head dims of few models: 6 q heads on each kv head, more kv heads, and MHA.
-_HEADS_OF_OTHER_DIMS = ((12, 2), (10, 5), (5, 5))
+# With head dims of few models: 6 q heads on each kv head, and MHA of more kv heads.
+_HEADS_OF_OTHER_DIMS = ((12, 2), (5, 5))
 # Heads of Llama 3 8B and 70B and of Llama 2 7B, all of head_dim 128: tables of heads that end at 16 or at 32 are too short.
 _MODEL_HEADS, _MODEL_DIM = ((32, 8), (64, 8), (32, 32)), 128
 # Kernels treat the first two layers, every second one, those in the middle or the last one in a way of their own.
@@ -97,6 +97,9 @@ _LAYERS = (0, 1, 2, 16, 31)
 _SCALED = "another scale"
 # A kernel that computes head_dim ** -0.5 itself is right on every other call.
 _SCALES = ("scale 1.5 times", "scale 1", "scale 1/128", "unscaled scores")
+# Data that `DATA` lacks, where it is not too coarse for a dtype of 16 bits, and where it is.
+_RARE_HALVES = (BEYOND_FP16[2], ONE_SIGN, "attention sink")
+_RARE_EXACT = ("scores far above 0", "scores far below 0", "K far from 0", "equal first tokens", "other numbers")
 _CAPPED = ("scale 1", "normal", "peaky")  # in unscaled scores a cap of 50 shows
 
 _Scene = tuple[Length, Length, str, str]
@@ -131,6 +134,7 @@ _ONCE = {
         (34, 0, "one", "scores far above 0"), (34, 0, "one", "scores far below 0"),  # exponents of no maximum, or of a wrong one
         (34, 90, "one", "K far from 0"),  # sums of scores in 16 bits
         (9, 60, "three long ones", "equal first tokens"),  # a prefix that is taken for a shared one
+        (7, 0, "after no prefix"),  # two that are alike
         (208, 60, "three chunks"),  # a second sequence of several blocks of queries
         (16, 256, "cached powers of two"), (16, 240, "powers of two"),  # plans that are kept by totals; full partitions
     ),
@@ -161,10 +165,15 @@ _HALVES = {
     "extend": _scenes((96, 20, "one"), (256, 1, "one", BEYOND_FP16[2])),
     "decode": _scenes((1, 600, "one", BEYOND_FP16[2])),
 }
-# The same batch in another order, in the buffers of the first; a sink behind which small weights decide.
+# The same batch in another order, in the buffers of the first, or with its prefixes in another order; a sink behind which small
+# weights decide.
 _EACH_DTYPE = {
     "extend": _scenes(
-        (5, 10, "a shorter one first"), (5, 10, "a longer one first"), (34, 300, "one", "attention sink")
+        (5, 10, "a shorter one first"),
+        (5, 10, "a longer one first"),
+        (34, 300, "one", "attention sink"),
+        (6, 10, "a short prefix first"),
+        (6, 10, "a long prefix first"),
     ),
     "decode": _scenes((1, 40, "a shorter one first"), (1, 40, "a longer one first"), (1, 300, "one", "attention sink")),
 }
@@ -185,8 +194,8 @@ _EMPTY = {
 _UNSEEN = {"extend": _scenes((64, -20, "parts without keys")), "decode": _scenes((1, 300, "parts without keys"))}
 # Values of one feature, or of a quantisation.
 _ASKING = {
-    "extend": _scenes((34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, NINE)),
-    "decode": _scenes((1, 200, "one"), (1, 129, NINE), (1, 300, "4 unlike")),
+    "extend": _scenes((34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, CROWD)),
+    "decode": _scenes((1, 200, "one"), (1, 129, CROWD), (1, 300, "4 unlike")),
 }
 _FAR = {
     "extend": _scenes((17, range(1110, 1290), "after no prefix")),
@@ -262,7 +271,7 @@ class _Part:
 
 _COARSER = {
     "cached": AxisPart("prefix", bool),
-    "nine": AxisPart("batch", lambda batch: batch == NINE),
+    "crowd": AxisPart("batch", lambda batch: batch == CROWD),
 }
 
 
@@ -305,7 +314,7 @@ def _core_axes(phase: str, size: Size = "small", prefix: bool = True) -> dict[st
 def _core_groups() -> tuple[str, ...]:
     return (
         "dtype head_dim heads cached",
-        "dtype head_dim heads nine",
+        "dtype head_dim heads crowd",
         *(" ".join(three) for some in (
             ("cached", "batch", "heads", "head_dim", "dtype"), ("cached", "batch", "new", "head_dim", "dtype"),
             ("cached", "heads", "new", "head_dim", "dtype"), ("cached", "data", "head_dim", "dtype"),
@@ -385,24 +394,18 @@ def _parts(
     yield _Part(("dtype",), each, heads | {"layout": ("sliced",)}, ("inputs",))
     yield _Part(("layout",), each, heads | {"layout": ("heads first", "each its own")}, ("inputs",))
     yield _Part(("dtype",), each, {"first_head": (_HEADS[size][1][0],)})
-    yield _Part(("heads",), each, {"heads": _OTHER_HEADS}, ("heads",))
     of_models = {"heads": _MODEL_HEADS, "head_dim": (_MODEL_DIM,)} if _MODEL_DIM in dims else {}
     if of_models:
-        yield _Part(("dtype",), _FAR[phase], halves | of_models | {"heads": _MODEL_HEADS[:1]}, ("heads",))
         yield _Part(("heads dtype",), each, halves | of_models | {"heads": _MODEL_HEADS[1:]}, ("heads",))
     alone = _scenes((34, 0, "one")) if extend else ()
     for scenes in filter(None, (each, _FAR[phase], alone)):
         if models:
             yield _Part(("model",), scenes, {"model": models})
-        if other_dims:
-            axes = ({"dtype": kinds} if size == "full" else halves) | {"head_dim": other_dims}
-            if scenes is each:
-                crossed = axes | {"heads": _HEADS_OF_OTHER_DIMS}
-                yield _Part(("head_dim dtype", "head_dim heads"), scenes, crossed, ("head_dim", "heads"))
-            else:
-                yield _Part(("head_dim",), scenes, axes, ("head_dim",))
         if declared.head_dims_v:
             yield _Part(("head_dim head_dim_v",), scenes)
+    if alone and other_dims:
+        yield _Part(("head_dim",), alone, halves | {"head_dim": other_dims}, ("head_dim",))
+    yield from _in_crowds(phase, kinds, halves, dims, other_dims, of_models)
     if alone:
         yield _Part(
             ("grad_mode", "first_head"), alone, {"grad_mode": ("inference_mode",), "first_head": (_HEADS[size][1][0],)}
@@ -418,6 +421,35 @@ def _parts(
     if noise.quantises:  # calls on which a quantisation costs nothing
         grid = (ON_GRID, WEIGHTS_ON_GRID) if noise.p is None else (WEIGHTS_ON_GRID,)
         yield _Part(("scene data head_dim", "data dtype", "data heads"), _ASKING[phase], heads | {"data": grid})
+
+
+def _in_crowds(
+    phase: str,
+    kinds: Sequence[torch.dtype],
+    halves: Mapping[str, Sequence[Any]],
+    dims: Sequence[int],
+    other_dims: Sequence[int],
+    of_models: Mapping[str, Sequence[Any]],
+) -> Iterator[_Part]:
+    """Yield crowds with each value that the core lacks: with long keys, many new tokens and many sequences."""
+    new, prefix = 17 if phase == "extend" else 1, range(66, 127)
+    crowd = _scenes((new, prefix, CROWD))
+    axes = {"dtype": kinds, "layout": _LAYOUTS, "layer": _LAYERS}
+    pairs = ("layout dtype", "layer")
+    yield _Part(
+        ("heads", "layout head_dim", *pairs), crowd, {**axes, "heads": _OTHER_HEADS, "head_dim": dims}, ("heads",)
+    )
+    if other_dims:
+        crossed = axes | {"heads": _HEADS_OF_OTHER_DIMS, "head_dim": other_dims}
+        yield _Part(("head_dim dtype", "head_dim heads", "layout"), crowd, crossed, ("head_dim", "heads"))
+    for data, some in ((_RARE_HALVES, halves), (_RARE_EXACT, {"dtype": kinds[-1:]})):
+        yield _Part(("scene",), tuple((new, prefix, CROWD, each) for each in data), some)
+    if of_models:
+        long = 1 if phase == "extend" else 2  # those with many kv heads cost most
+        yield _Part(("heads dtype",), crowd, {**halves, **of_models, "heads": _MODEL_HEADS[:1]}, ("heads",))
+        yield _Part(("heads",), crowd, {**halves, **of_models, "heads": _MODEL_HEADS[1:long]}, ("heads",))
+        short = _scenes((4 if phase == "extend" else 1, 1, f"{GRAPHS[1]} short ones"))
+        yield _Part(("heads",), short, {**halves, **of_models, "heads": _MODEL_HEADS[long:]}, ("heads",))
 
 
 def _long(
@@ -498,14 +530,14 @@ def _asking(
             if others["head_dim"]:
                 yield _Part(("head_dim",), _ASKING[phase][:1], {**others, **some}, ("head_dim",))
     for window in LONG_WINDOWS if "window" in asked else ():  # of two heads, as they have many keys
-        scene = (9 if phase == "extend" else 1, 2 * window - 100, "one")
+        scene = (range(66, 140) if phase == "extend" else 1, 2 * window - 100, "one")
         yield _Part(("dtype",), _scenes(scene), {"heads": heads["heads"][-1:], "asked": ((f"window {window}",),)})
     strongest = {name: value for name, value in strongest_of(features).items() if name in asked}
     pairs_of = [pair for pair in combinations(strongest, 2) if set(pair) != {"window", "not_causal"}]
     for scenes, causal in ((_ASKING[phase], True), (_CROSSING, False)):
         together = [tuple(map(strongest.__getitem__, two)) for two in pairs_of if ("not_causal" in two) != causal]
         if together:
-            yield _Part(("asked dtype", "scene", "heads head_dim"), scenes, {**heads, "asked": together})
+            yield _Part(("asked dtype", "asked scene", "heads head_dim"), scenes, {**heads, "asked": together})
     every = tuple(value for name, value in strongest.items() if name not in _ALONE)
     if len(every) > 2:
         yield _Part(("scene", "dtype", "heads head_dim"), _ASKING[phase], {**heads, "asked": [every]})

@@ -5,6 +5,7 @@ Each value is a batch in which a kernel was wrong that was right in the others.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 
@@ -12,28 +13,54 @@ _Lens = list[tuple[int, int]]
 _Batch = Callable[[int, int, int], _Lens]
 """(new tokens, cached prefix, cached prefix of a long neighbour) -> (new tokens, cached prefix) of each sequence."""
 
+CROWD = "in a crowd"
+"""Many sequences in no order, one of them with many keys, and in extend another with many new tokens."""
+_QUERY_TILES = (48, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
+
+
+def _prefill_crowd(new: int, prefix: int, long: int) -> _Lens:
+    """Mix prefill and decode: 17 to 32 sequences, one of whose new tokens just fill a tile of queries of any size, or nearly do."""
+    drawn = random.Random(4099 * new + prefix)
+    tile = drawn.choice(_QUERY_TILES)
+    rows = tile * -(-129 // tile) + drawn.choice((-1, 0, 0, 1))
+    lens = [(new, prefix), (rows, 16), (70, 12), (1, long), (16, 60), (8, 33), (2, 0)]
+    lens += [(1, cached) for cached in drawn.sample(range(1, 48), 6)]
+    lens += [(drawn.randrange(1, 9), drawn.randrange(24)) for _ in range(drawn.randrange(5, 19))]
+    return _behind_eight(lens, (3, 2 * long + drawn.randrange(45, 180)), drawn)
+
+
+def _behind_eight(lens: _Lens, longest: tuple[int, int], drawn: random.Random) -> _Lens:
+    """Shuffle sequences, with the longest beyond a vector of eight lengths."""
+    drawn.shuffle(lens)
+    lens.insert(drawn.randrange(8, len(lens) + 1), longest)
+    return lens
+
+
+def _decode_crowd(new: int, prefix: int, long: int) -> _Lens:
+    """Decode 17 to 40 sequences."""
+    drawn = random.Random(prefix)
+    lens = [(1, keys) for keys in (prefix, long // 2, 127, 77, 16, 1)]
+    lens += [(1, drawn.randrange(2, 40)) for _ in range(drawn.randrange(10, 33))]
+    return _behind_eight(lens, (1, long + drawn.randrange(1530, 1660)), drawn)
+
+
 # The core of the matrix: alone, first, last and in the middle; behind a sequence without a prefix, whose length a kernel may keep;
-# and among more sequences than a vector of eight lengths has, of which a long one makes a kernel split its keys.
+# and in a crowd.
 CORE: dict[str, dict[str, _Batch]] = {
     "extend": {
         "one": lambda new, prefix, long: [(new, prefix)],
         "one token last": lambda new, prefix, long: [(new, prefix), (1, 33)],
         "after no prefix": lambda new, prefix, long: [(7, 0), (new, prefix)],
-        "among nine with a long one": lambda new, prefix, long: [
-            (2, 0), (new, prefix), (1, long), (66, 16), (8, 33), (16, 64), (70, 12), (3, 127), (2, 1)
-        ],
+        CROWD: _prefill_crowd,
         "between others": lambda new, prefix, long: [(2, 0), (new, prefix), (5, 16)],
     },
     "decode": {
         "one": lambda new, prefix, long: [(1, prefix)],
         "after a short one": lambda new, prefix, long: [(1, 1), (1, prefix)],
-        "among nine with a long one": lambda new, prefix, long: [
-            (1, 16), (1, prefix), (1, 77), (1, 1), (1, 299), (1, 64), (1, 12), (1, 127), (1, long)
-        ],
+        CROWD: _decode_crowd,
         "between others": lambda new, prefix, long: [(1, 16), (1, prefix), (1, 77)],
     },
 }  # fmt: skip
-NINE = "among nine with a long one"
 WITHOUT_PREFIX = ("one", "after no prefix")
 _BORDERS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129)
 # Keys of sequences that just fill their last tile, where tiles have 80, 96, 112, 128, 160, 176, 192, 224, 240, 256 or 384 keys.
@@ -87,6 +114,9 @@ BATCHES: dict[str, _Batch] = {
     # The same two sequences, and one call in the other's buffers.
     "a shorter one first": lambda new, prefix, long: [(new, prefix), (5 * new - 4, prefix + 50)],
     "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
+    # Plans that are kept by the queries' lengths, the total of the keys and the longest sequence.
+    "a short prefix first": lambda new, prefix, long: [(new, prefix), (new, prefix + 50)],
+    "a long prefix first": lambda new, prefix, long: [(new, prefix + 50), (new, prefix)],
     # Rows of the block table without queries, which shift the rows of others.
     "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 90), (0, 7), (new, prefix), (0, 9)],
     "an empty one first": lambda new, prefix, long: [(0, prefix), (new, prefix)],

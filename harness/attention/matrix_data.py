@@ -104,10 +104,13 @@ _EQUAL = 40
 def _equal_first(call: AttentionCall) -> AttentionCall:
     # Sequences that share a prompt have its keys and values in common, each in its own rows here; they part within a page.
     keys, values = call.k.clone(), call.v.clone()
-    starts = call.cu_seqlens_k[:-1].tolist()
-    for start in starts[1:]:
-        for tensor in (keys, values):
-            tensor[start : start + _EQUAL] = tensor[starts[0] : starts[0] + _EQUAL]
+    starts, lens = call.cu_seqlens_k.tolist(), call.lens_k
+    longest = starts[lens.index(max(lens))]
+    for start, length in zip(starts, lens, strict=False):
+        equal = min(length, _EQUAL)
+        keys[start : start + equal], values[start : start + equal] = (
+            x[longest : longest + equal] for x in (call.k, call.v)
+        )
     return replace(call, k=keys, v=values)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
 
-# Numbers that the calls of a matrix share: 16 MiB.
-_POOL = 2**22
+# Numbers that the calls of a matrix share: 32 MiB.
+_POOL = 2**23
 
 
 def call_of(
@@ -41,7 +41,7 @@ def call_of(
         (rows, count, head_dim) for rows, count in zip((total_q, total_k, total_k), (*heads, heads[1]), strict=True)
     ]
     sizes = [math.prod(shape) for shape in shapes]
-    if pool is None or sum(sizes) > _POOL // 2:
+    if pool is None or sum(sizes) >= _POOL:
         generator = torch.Generator().manual_seed(seed)
         parts = [torch.randn(size, generator=generator) for size in sizes]
     else:

@@ -18,14 +18,12 @@ def torch_sdpa(call: AttentionCall) -> Tensor:
 
     It is slower than a packed kernel for batches of many short sequences.
     """
-    from torch.nn.attention.bias import causal_lower_right  # brings PyTorch's compiler along, which takes seconds
-
     outs, queries, keys = [], pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist())
     for (q0, q1), (k0, k1) in zip(queries, keys, strict=True):
         q, k, v = (t.transpose(0, 1)[None] for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
         masked = call.causal and q1 - q0 > 1
         uncached = q1 - q0 == k1 - k0
-        mask = causal_lower_right(q1 - q0, k1 - k0) if masked and not uncached else None
+        mask = _lower_right(q1 - q0, k1 - k0, q.device) if masked and not uncached else None
         out = scaled_dot_product_attention(
             q,
             k,
@@ -37,3 +35,12 @@ def torch_sdpa(call: AttentionCall) -> Tensor:
         )
         outs.append(out[0].transpose(0, 1))
     return torch.cat(outs)
+
+
+def _lower_right(new: int, keys: int, device: torch.device) -> Tensor:
+    """Make the causal mask of some new tokens behind a cached prefix."""
+    if device.type == "cpu":
+        return torch.ones(new, keys, dtype=torch.bool).tril_(keys - new)
+    from torch.nn.attention.bias import causal_lower_right  # brings PyTorch's compiler along, which takes seconds
+
+    return causal_lower_right(new, keys)

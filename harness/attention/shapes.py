@@ -9,7 +9,6 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix_data import DATA, RARE
 from assay.harness.attention.matrix_features import asking
-from assay.harness.attention.paging import through_pages
 from assay.harness.attention.sample_calls import call_of
 
 Lens = tuple[tuple[int, int], ...]
@@ -27,7 +26,7 @@ class Shape:
         head_dim: of q, k and v.
         dtype: of q, k and v.
         data: what the numbers are like: a name of `DATA` or `RARE`.
-        page: page size of the pool that k and v are gathered from, in tokens; 0 for none.
+        page: page size of the pool that k and v count as gathered from, in tokens; 0 for none. It changes no number.
         head_dim_v: of v, where it is not that of q; else 0.
         layer: the calling layer.
         first_head: as `CallSpec.first_head`.
@@ -76,7 +75,6 @@ class Shape:
             call = replace(call, v=call.k[..., : self.head_dim_v])
         for name in self.asked:
             call = asking(name)(call)
-        call = through_pages(call, self.page) if self.page else call
         if self.layout == "v in k":
             call = replace(call, v=call.k[..., : self.head_dim_v])
         return call if call.spec.layout == "packed" else call.clone()

@@ -35,7 +35,7 @@ from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
-from assay.harness.localize.experiment import Experiments, Lab, Place, experiment
+from assay.harness.localize.experiment import Experiments, Lab, Place, drawn_call, experiment
 from assay.harness.localize.faults import OUTPUT, Came, Fault
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
@@ -55,8 +55,8 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 # Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong, and less for what else is wrong
-# with it; failing calls to begin at; and most things of which it is sought.
+# Most seconds, on `budget_clock`, in which the condition is sought of one thing that is wrong with a kernel; failing calls to begin
+# at; and most things of which it is sought.
 _EXPERIMENTS_S, _BASES, _MOST_FAULTS = 10.0, 6, 3
 
 
@@ -132,12 +132,19 @@ def check(
             findings.append(not_endured(*wrong, task.again))
             late = wrong[0]
         result = _result(task, examined, findings, options)
-        run = examined.run
-        if read_out != 0 and len(task.made) > 1 and run.results and examined.faults:
+        run, other = examined.run, examined.other
+        # What is right at first and wrong later, or by chance, is so under no condition of a call.
+        changing = any(
+            not computed.fails and max(computed.late, computed.repeat) > computed.limits.largest_bound
+            for computed in run.results
+        )
+        if read_out != 0 and len(task.made) > 1 and run.results and examined.faults and not changing:
             journal.write("stands", result=result, reading=False)
             came = [(shape, what) for shape, _, what in examined.came]
             experiments = explore(guard, task.calls, came, journal, examined.faults)
             first = next(iter(experiments.values()))
+            if other is not None and first.place is not None:  # the simplest
+                other = drawn_call(first.place.shape, str(other[0].q.device)), other[1]
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
@@ -147,7 +154,7 @@ def check(
             )
             kept = experiments[OUTPUT].kept if OUTPUT in experiments else ()
             run = replace(run, results=(*run.results, *(computed for _, computed in kept)))
-    result = concluded(result, guard, run, task.path, read_out, journal, late=late)
+    result = concluded(result, guard, run, task.path, read_out, journal, late=late, other=other)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
 
@@ -160,6 +167,7 @@ def concluded(
     journal: Journal,
     recorded: bool = False,
     late: AttentionCall | None = None,
+    other: tuple[AttentionCall, Fault] | None = None,
 ) -> KernelResult:
     """Add to a result the smallest failing call, and what can be read off a wrong kernel.
 
@@ -172,6 +180,7 @@ def concluded(
         journal: gets the result as it stands before each, which a kernel may not survive.
         recorded: whether the calls were recorded.
         late: a call on which it became wrong after many runs.
+        other: as in `smallest_call`.
     """
     journal.write("stands", result=result, reading=False)
     if not serious(result.findings):
@@ -180,7 +189,7 @@ def concluded(
     from assay.harness.checks.observed import READ_OUT_S, Reader
 
     with few_threads([computed.call for computed in run.results]):
-        smallest = smallest_call(guard, run, result.findings, path)
+        smallest = smallest_call(guard, run, result.findings, path, other)
         smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
     findings = smallest.named_in(findings)
     shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
@@ -287,7 +296,7 @@ def explore(
     tried: dict[str, Experiments] = {}
     for name, fault in list(faults.items())[:_MOST_FAULTS]:
         asked = Guard(guard.kernel, guard.assay, journal, guard.memory)
-        spent = _spent(device, _EXPERIMENTS_S / (1 + len(tried)))
+        spent = _spent(device, _EXPERIMENTS_S)
         lab = Lab(asked, dims, dtypes, device, spent, fault=fault, name=name)
         told = [(shape, lab.told(shape, what)) for shape, what in came]
         failing = [Place(shape, wrong.index(True)) for shape, wrong in told if True in wrong]

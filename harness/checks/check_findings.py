@@ -128,6 +128,14 @@ class MatrixRun:
         every = faults_of(why for _, why in self.broken)
         return {name: fault for name, fault in every.items() if any(shows(fault, came) for _, _, came in self.came)}
 
+    @property
+    def other(self) -> tuple[AttentionCall, Fault] | None:
+        """The smallest call on which something is wrong besides outputs, and what tells it; None where outputs are, or nothing."""
+        fault = next(iter(self.faults.values()), None)
+        if fault is None or OUTPUT in self.faults:
+            return None
+        return next((call, fault) for _, call, came in self.came if shows(fault, came))
+
     def findings(self, experiments: Mapping[str, Experiments] = NO_EXPERIMENTS) -> list[Finding]:
         """List what is wrong: the bugs first, then how the kernel broke its contract.
 
@@ -177,7 +185,7 @@ class MatrixRun:
         for kind, some in kinds.items():
             calls = (call_of[case.name] for case, _ in some)
             smallest = min(calls, key=lambda call: (call.k.numel(), call.q.numel()))
-            where, shown = f"{len(some)} of {len(self.made)} calls", f"smallest such call: {describe(smallest)}"
+            where, shown = f"{len(some)} of {len(self.made)} calls", f"smallest failing call: {describe(smallest)}"
             findings.append(_tried(breach(some[0][1], where, (shown,), self.again), experiments.get(kind)))
         return findings
 
@@ -207,7 +215,7 @@ def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
     counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
     return finding.model_copy(
         update={
-            "only": words(tried.rule, tried.context),
+            "where": f"{finding.where}, only where {words(tried.rule, tried.context)}",
             "evidence": (*finding.evidence, f"the condition was tried on calls that were drawn to refute it: {counts}"),
         }
     )

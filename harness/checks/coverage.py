@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 
 import torch
 
@@ -13,7 +15,7 @@ from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.model_shapes import SHAPES
 from assay.harness.attention.oracle import feature_effects
-from assay.harness.evidence.kernel_result import Coverage, Gap, Reach
+from assay.harness.evidence.kernel_result import Coverage, Gap, Met, Pairs, Reach, common
 from assay.harness.localize import axes
 from assay.harness.localize.bounds import bounds_of_queries
 from assay.harness.localize.kernel_runs import CallResult, truth
@@ -27,6 +29,10 @@ _VALUES: dict[str, Callable[[AttentionCall], object]] = {
     "layout": lambda call: call.spec.layout,
     "layer": lambda call: call.layer,
 }
+# Those of a case that was drawn, in words.
+_DRAWN = ("data", "asked for")
+_TOKENS, _SEQUENCES = (1, *(4**power for power in range(2, 16))), tuple(8**power for power in range(1, 11))
+"""Last number of each band of lengths, and of numbers of sequences."""
 _UNFELT = "it changed no output by more than noise, so that a kernel may ignore it"
 # Axes whose values a kernel can declare.
 DECLARABLE = ("dtype", "head_dim", "cached prefix")
@@ -53,9 +59,9 @@ def coverage_of(
         kernel: the kernel. Of an adapted function, the parameters that no call passed are gaps.
     """
     cases, computed = [case for case, _ in results], [result.call for _, result in results]
-    phases: dict[str, list[AttentionCall]] = {}
-    for call in computed:
-        phases.setdefault(call.phase, []).append(call)
+    phases: dict[str, list[tuple[Case, AttentionCall]]] = {}
+    for case, result in results:
+        phases.setdefault(result.call.phase, []).append((case, result.call))
     values = {
         axis: tuple(sorted({str(value) for call in computed if (value := value_of(call)) != ""}, key=_by_numbers))
         for axis, value_of in _VALUES.items()
@@ -85,15 +91,72 @@ def coverage_of(
     )  # fmt: skip
 
 
-def _reach(calls: Sequence[AttentionCall]) -> Reach:
-    """List the lengths and the numbers of sequences of some of the calls."""
-    lens = [pair for call in calls for pair in zip(call.lens_q, call.prefixes, strict=True)]
+def _reach(made: Sequence[tuple[Case, AttentionCall]]) -> Reach:
+    """List the lengths and the numbers of sequences of some of the calls, and how far they reach with which values."""
+    lens = [pair for _, call in made for pair in zip(call.lens_q, call.prefixes, strict=True)]
+    counts = [(call.lens_q, call.lens_k, (len(call.lens_q),)) for _, call in made]
+    by_value, by_pair = met_with([values_of(case, call) for case, call in made], counts)
     return Reach(
         new=tuple(sorted({new for new, _ in lens})),
         behind=tuple(sorted({new for new, cached in lens if cached})),
         keys=tuple(sorted({new + cached for new, cached in lens})),
-        sequences=tuple(sorted({len(call.lens_q) for call in calls})),
-    )
+        sequences=tuple(sorted({len(call.lens_q) for _, call in made})),
+        met=by_value, pairs=by_pair,
+    )  # fmt: skip
+
+
+def values_of(case: Case, call: AttentionCall) -> dict[str, str]:
+    """Return the values of the axes that a pass names: of the call, and of the case where it was drawn."""
+    values = {axis: str(value) for axis, value_of in _VALUES.items() if (value := value_of(call)) != ""}
+    return values | {axis: case.condition[axis] for axis in _DRAWN if axis in case.condition}
+
+
+Counts = tuple[Iterable[int], Iterable[int], Iterable[int]]
+"""New tokens and keys of the sequences of a call, and how many it has."""
+
+
+def met_with(
+    values: Sequence[Mapping[str, str]], counts: Sequence[Counts]
+) -> tuple[dict[str, dict[str, Met]], dict[str, Pairs]]:
+    """Determine how many tokens, keys and sequences calls had: with each value of an axis, and with all pairs of two axes.
+
+    Args:
+        values: by axis, the value of each call.
+        counts: the counts of each call.
+    """
+    numbers: dict[tuple[tuple[str, str], ...], tuple[set[int], ...]] = {}
+    for row, some in zip(values, counts, strict=True):
+        known = tuple(map(frozenset, some))
+        for pairs in (*combinations(row.items(), 1), *combinations(row.items(), 2)):
+            for seen, more in zip(numbers.setdefault(pairs, (set(), set(), set())), known, strict=True):
+                seen.update(more)
+    by_value: dict[str, dict[str, Met]] = {}
+    of_axes: dict[tuple[str, ...], list[Met]] = {}
+    for pairs, (new, keys, sequences) in numbers.items():
+        met = Met(
+            new=_unbroken(new, _TOKENS), keys=_unbroken(keys, _TOKENS), sequences=_unbroken(sequences, _SEQUENCES)
+        )
+        if len(pairs) == 1:
+            by_value.setdefault(pairs[0][0], {})[pairs[0][1]] = met
+        else:
+            of_axes.setdefault(tuple(axis for axis, _ in pairs), []).append(met)
+    by_value = {axis: {v: some[v] for v in sorted(some, key=_by_numbers)} for axis, some in by_value.items()}
+    return by_value, {
+        ", ".join(axes): Pairs(met=len(mets), of=len(by_value[axes[0]]) * len(by_value[axes[1]]), **common(mets))
+        for axes, mets in of_axes.items()
+        if all(len(by_value[axis]) > 1 for axis in axes)
+    }
+
+
+def _unbroken(numbers: Iterable[int], ends: Sequence[int]) -> tuple[int, int]:
+    """Return the smallest number, and the largest below the first band without one."""
+    first, *others = sorted(numbers)
+    last, band = first, bisect_left(ends, first)
+    for number in others:
+        if (there := bisect_left(ends, number)) > band + 1:
+            break
+        last, band = number, there
+    return first, last
 
 
 def _is_felt(result: CallResult) -> bool:
@@ -111,7 +174,7 @@ def _is_felt(result: CallResult) -> bool:
 
 def _by_numbers(value: str) -> tuple[object, ...]:
     """Return a key that sorts numbers, and pairs of them in words, by size."""
-    return *(int(part) for part in re.findall(r"\d+", value)), value
+    return [int(part) for part in re.findall(r"\d+", value)], value
 
 
 def _left_out(cases: Sequence[Case]) -> list[Gap]:

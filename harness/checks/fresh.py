@@ -32,6 +32,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.checks.check_findings import only_of_chance, state_kept
 from assay.harness.checks.kernel_matrix import declared_with, named
+from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT
@@ -171,6 +172,8 @@ def alone(journal: worker.Journal, source: str) -> _Shown:
             module["test_the_kernel_is_correct"]()
         except AssertionError:
             return True
+        except AssayError as error:  # it breaks its contract, unless it could not be asked
+            return not isinstance(error, UsageError)
         return False
 
     module["assert_correct"] = assert_unread

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -78,13 +78,42 @@ class CaseWhy(Part):
     why: str
 
 
+class Met(Part):
+    """The fewest and the most tokens, keys and sequences that calls with some value had.
+
+    Some call had a number in each band between: 0 and 1, 2 to 16, 17 to 64, 65 to 256 and so on; of sequences 1 to 8, 9 to 64 and
+    so on. What lies beyond a band that no call had does not count.
+    """
+
+    new: tuple[int, int] = Field(description="new tokens of a sequence")
+    keys: tuple[int, int] = Field(description="keys of a sequence, cached or new")
+    sequences: tuple[int, int] = Field(description="sequences of a call")
+
+
+class Pairs(Met):
+    """What all the pairs of values of two axes had in common that calls had at all."""
+
+    met: int = Field(description="pairs that some call had")
+    of: int = Field(description="pairs of the values that the axes had")
+
+
+def common(mets: Sequence[Met]) -> dict[str, tuple[int, int]]:
+    """Return the range of each count that all have; its first number is larger than its last where there is none."""
+    return {
+        count: (max(getattr(met, count)[0] for met in mets), min(getattr(met, count)[1] for met in mets))
+        for count in Met.model_fields
+    }
+
+
 class Reach(Part):
-    """The lengths and numbers of sequences that calls had, each by itself, ascending."""
+    """The lengths and numbers of sequences that calls had: each by itself, ascending, and together with values of the axes."""
 
     new: tuple[int, ...] = Field(description="new tokens of a sequence")
     behind: tuple[int, ...] = Field(description="new tokens of a sequence with a cached prefix")
     keys: tuple[int, ...] = Field(description="keys of a sequence, cached or new")
     sequences: tuple[int, ...] = Field(description="sequences of a call")
+    met: dict[str, dict[str, Met]] = Field({}, description="by axis and value, the calls with that value")
+    pairs: dict[str, Pairs] = Field({}, description="by two axes, such as `dtype, data`, those with a value of each")
 
 
 class Gap(Part):
@@ -97,7 +126,7 @@ class Gap(Part):
 
 
 class Coverage(Part):
-    """The coverage of a check: the values and the reach of its calls, each by itself, and the gaps."""
+    """The coverage of a check: the values of its calls, each by itself, their reach, and the gaps."""
 
     values: dict[str, tuple[str, ...]] = Field({}, description="by axis, the values that computed calls had")
     reach: dict[str, Reach] = Field({}, description="by phase, what calls had")

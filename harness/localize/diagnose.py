@@ -292,15 +292,17 @@ def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
         text = f'Computes "{best.title}": {text}'
     example = min((result.call for result, _ in wrong), key=lambda call: (call.k.numel(), call.q.numel()))
     about = () if best is None else (f"{best.title}: {best.about}",)
+    heads = sorted(set[int]().union(*(error.wrong_heads for _, error in wrong)))
+    most = max(result.call.spec.first_head + result.call.q.shape[1] for result, _ in wrong)
     return [
         Finding(
             id=LSE_WRONG if best is None else best.id,
             title=TITLES[LSE_WRONG] if best is None else best.title,
             severity="serious",
-            where=f"{len(wrong)} of {len(errors)} calls",
+            where=f"{len(wrong)} of {len(errors)} calls, {some('head', heads, range(most))}",
             diagnosis=text,
             does="returns wrong log-sum-exps" if best is None else best.does,
-            evidence=(*about, f"the worst: {describe(at.call)}", f"smallest such call: {describe(example)}"),
+            evidence=(*about, f"the worst: {describe(at.call)}", f"smallest failing call: {describe(example)}"),
             reproduce=reproduce,
             equivalent=tuple(bug.id for bug in bugs[1:]),
         )

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix_features import longest_window, values_of
 from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
-from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
-from assay.harness.localize.guard import Guard, attempt
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.rules import Known, Points, holds, rules
 
@@ -91,6 +91,11 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "another_without_prefix": str(any(not p for _, p in others)), "another_with_prefix": str(any(p for _, p in others)),
     }  # fmt: skip
     return known | {f"tiles_of_{tile}": sum(-(-n // tile) for n, _ in shape.lens) for tile in _TILES}
+
+
+def drawn_call(shape: Shape, device: str, seed: int = 0) -> AttentionCall:
+    """Make the call that a lab asks of a shape; errors are those of `Shape.make`."""
+    return shape.make(zlib.crc32(repr((shape, seed)).encode()), device, _POOL)
 
 
 class SpentError(Exception):
@@ -182,18 +187,13 @@ class Lab:
     def made(self, shape: Shape, seed: int) -> Came | None:
         """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
         try:
-            call = shape.make(zlib.crc32(repr((shape, seed)).encode()), self.device, _POOL)
+            call = drawn_call(shape, self.device, seed)
         except (LookupError, ValueError):
             return None
         if not self._may_ask(call):
             return None
         self.asked += 1
-        try:
-            return attempt(self.guard, call)
-        except KernelRefused as refusal:
-            return str(refusal)
-        except ValueError:
-            return None
+        return came_of(self.guard, call)
 
     def _may_ask(self, call: AttentionCall) -> bool:
         declared, dims = self.guard.assay, (call.q.shape[2], call.v.shape[2])

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.localize.diagnose import INPUT_WRITTEN
+from assay.harness.localize.guard import Guard, attempt
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.lse import LSE_WRONG
 from assay.harness.localize.raised import RAISED
@@ -85,6 +87,16 @@ def kind_of(why: str) -> str:
     """Return what breaches of one kind have in common: the exception and the line that raised it, or that an output was wrong."""
     kind, _, rest = why.partition(":")
     return f"{kind} {rest[rest.rfind('(') :]}" if why.startswith(RAISED) else kind
+
+
+def came_of(guard: Guard, call: AttentionCall) -> Came | None:
+    """Have a kernel compute a copy of a call, and return what came of it; None where the numbers overflow the dtype."""
+    try:
+        return attempt(guard, call)
+    except KernelRefused as refusal:
+        return str(refusal)
+    except ValueError:
+        return None
 
 
 def shows(fault: Fault, came: Came) -> bool:

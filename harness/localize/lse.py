@@ -92,6 +92,13 @@ class LseErrors:
         return self.excess > 1
 
     @property
+    def wrong_heads(self) -> set[int]:
+        """The q heads with one that is out of bounds, by their numbers in the model."""
+        return {
+            self.call.spec.first_head + head for head in (self.own > self.bounds).any(0).nonzero().flatten().tolist()
+        }
+
+    @property
     def wrong_sequences(self) -> tuple[bool, ...]:
         """Flags of the sequences: true where one is out of bounds."""
         return self.sequences_with(self.own > self.bounds)

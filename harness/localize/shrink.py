@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.family import BY_ID
-from assay.harness.attention.call import STORED, AttentionCall, KernelRefused, cumulative
+from assay.harness.attention.call import STORED, AttentionCall, KernelRefused, Mask, cumulative
 from assay.harness.attention.declaration import declaration
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.cells import deviation
+from assay.harness.localize.faults import Fault, WrongLses, came_of, shows
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.stats.error_sums import relative_l1
@@ -41,7 +42,7 @@ class Smallest:
     source: Callable[[Finding], str] | None = None
 
     def test(self, findings: Sequence[Finding]) -> str:
-        """Write a pytest file that shows it, in the words of the first finding about outputs; empty if there is none."""
+        """Write a pytest file that shows it, in the words of the first finding about outputs, else of the first; or empty."""
         about = _about_outputs(findings)
         return self.source(about[0]) if self.source and about else ""
 
@@ -55,10 +56,17 @@ class Smallest:
 
 
 def _about_outputs(findings: Sequence[Finding]) -> list[Finding]:
-    return [finding for finding in serious(findings) if finding.id != CONTRACT_BROKEN]
+    wrong = serious(findings)
+    return [finding for finding in wrong if finding.id != CONTRACT_BROKEN] or wrong
 
 
-def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> Smallest:
+def smallest_call(
+    guard: Guard,
+    run: KernelRun,
+    findings: Sequence[Finding],
+    path: str,
+    other: tuple[AttentionCall, Fault] | None = None,
+) -> Smallest:
     """Find the smallest call that shows the first bug.
 
     Args:
@@ -66,8 +74,20 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
         run: its results on several calls.
         findings: what is wrong with it, named bugs first.
         path: how the kernel can be imported, as ``module:function`` or a published name; empty if it cannot.
+        other: where no output is wrong, a call on which something else is, and what tells that.
     """
     failing = [result.call for result in run.results if result.fails]
+    if not failing and other is not None:
+        call, fault = other
+
+        def fails(smaller: AttentionCall) -> bool:
+            came = came_of(guard, smaller)
+            return came is not None and shows(fault, came)
+
+        call = shrunk(call, head_dims_of(guard, run), _limited(fails))
+        text = written(call, fails) if path else None
+        asked = ", log-sum-exps asked for" * isinstance(fault, WrongLses)
+        return Smallest(f"{describe(call)}{asked}", source_of([text], guard, path) if text else None)
     if not failing:
         return Smallest()
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
@@ -101,13 +121,8 @@ def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: s
     Raises:
         ValueError: the call itself does not fail.
     """
-    until, runs = time.monotonic() + _SECONDS, 0
 
-    def still_fails(smaller: AttentionCall) -> bool:
-        nonlocal runs
-        if runs > _MAX_RUNS or time.monotonic() > until:
-            return False
-        runs += 1
+    def fails(smaller: AttentionCall) -> bool:
         try:
             out = guard(smaller.clone()).out
         except KernelRefused:
@@ -120,9 +135,22 @@ def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: s
             (relative_l1(deviation(out, expected, result.cells)) <= result.fit_bounds).all()
         )
 
+    still_fails = _limited(fails)
     if not still_fails(call):
         raise ValueError(f"nothing to shrink: the kernel does not fail on {describe(call)}")
     return shrunk(call, head_dims, still_fails)
+
+
+def _limited(fails: Fails) -> Fails:
+    """Return the same predicate for so many runs, and so much time; then nothing fails."""
+    until, runs = time.monotonic() + _SECONDS, 0
+
+    def limited(call: AttentionCall) -> bool:
+        nonlocal runs
+        runs += 1
+        return runs <= _MAX_RUNS + 1 and time.monotonic() <= until and fails(call)
+
+    return limited
 
 
 def shrunk(call: AttentionCall, head_dims: Collection[int], still_fails: Fails) -> AttentionCall:
@@ -137,6 +165,11 @@ def shrunk(call: AttentionCall, head_dims: Collection[int], still_fails: Fails) 
 def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[AttentionCall]:
     """Yield the calls that are one step smaller, largest steps first."""
     batch, groups = len(call.lens_q), call.k.shape[1]
+    for padded in _fewer(call.spec.padded_rows, 0):
+        yield replace(call, q=call.q[: call.rows + padded]).with_spec(padded_rows=padded)
+    for plain in ({"softcap": 0.0}, {"temperature": 0}, {"sinks": ()}, {"mask": Mask(call.causal)}):
+        if (plainer := call.with_spec(**plain)).spec != call.spec:
+            yield plainer
     for lost in call.spec.ways:
         yield call.with_spec(ways=tuple(way for way in call.spec.ways if way != lost))
     if batch > 1:
@@ -250,7 +283,9 @@ def written(call: AttentionCall, fails: Fails) -> str | None:
         lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
         shape = f"{lens}, {heads}, {call.q.shape[2]}, {call.q.dtype}, {str(call.q.device)!r}"
         text = f"CALL = replace(call_of({shape}{f', seed={seed}' * bool(seed)}), {own})"
-        return text + (f"\nCALL = replace(CALL, {changed})" if changed else "")
+        rows = call.spec.padded_rows
+        padded = f'q=torch.cat([CALL.q, CALL.q.new_full(({rows}, *CALL.q.shape[1:]), float("nan"))])' if rows else ""
+        return text + "".join(f"\nCALL = replace(CALL, {more})" for more in (padded, changed) if more)
     if sum(tensor.numel() for tensor in (call.q, call.k, call.v)) > _MAX_LITERALS:
         return None
     literals = {name: _literal(tensor) for name, tensor in call.tensors.items()}
@@ -277,14 +312,14 @@ _SEEDS = 6
 
 def _drawn(call: AttentionCall, fails: Fails) -> tuple[int, _Change] | None:
     """Find the seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
-    carried = call.spec.padded_rows or any(call.tensors.keys() - {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})
+    carried = any(call.tensors.keys() - {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})
     if carried or call.v.shape[2] != call.q.shape[2] or call.spec.layout != "packed" or call.spec.grad_mode:
         return None
     lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
     for change in _CHANGES:
         for seed in range(_SEEDS):
             made = call_of(lens, heads, call.q.shape[2], call.q.dtype, str(call.q.device), seed)
-            drawn = replace(made, spec=call.spec)
+            drawn = replace(made, q=torch.cat([made.q, call.q[call.rows :]]), spec=call.spec)
             if fails(change[1](drawn)):
                 return seed, change
     return None

@@ -53,8 +53,8 @@ def _core(call: AttentionCall) -> tuple[str, ...]:
     return str(call.q.dtype).removeprefix("torch."), str(call.q.shape[2]), f"{call.q.shape[1]}/{call.k.shape[1]}"
 
 
-def _has_nine_and_a_long_one(call: AttentionCall) -> bool:
-    return len(call.lens_k) == 9 and max(call.lens_k) > 512
+def _is_a_crowd_with_a_long_one(call: AttentionCall) -> bool:
+    return len(call.lens_k) > 16 and max(call.lens_k) > (1024 if call.phase == "extend" else 2048)
 
 
 def _is_more_than_a_block_behind_a_prefix(call: AttentionCall) -> bool:
@@ -70,7 +70,7 @@ def test_pairs_triples_and_what_users_run_are_covered(phase: str, size: Size) ->
     made = cases((phase,), size=size)
     groups: list[tuple[str, ...]] = [("dtype", "head_dim", "heads", "cached")]
     core = set(product(*([words(a, v) for v in _axes(phase, size)[a]] for a in ("dtype", "head_dim", "heads"))))
-    for holds in (_has_nine_and_a_long_one, _is_more_than_a_block_behind_a_prefix)[: 2 if phase == "extend" else 1]:
+    for holds in (_is_a_crowd_with_a_long_one, _is_more_than_a_block_behind_a_prefix)[: 2 if phase == "extend" else 1]:
         assert core == {_core(call) for call in _made(phase, size) if holds(call)} & core
     for some in (["batch", "heads"], ["batch", "new"], ["heads", "new"], ["data"]):
         groups += combinations([*some, "cached", "head_dim", "dtype"], 3)
@@ -142,6 +142,11 @@ def _lens(call: AttentionCall) -> list[tuple[int, int]]:
     return list(zip(call.lens_q, call.prefixes, strict=True))
 
 
+def _ones(call: AttentionCall) -> list[int]:
+    """The keys of the sequences that have one new token."""
+    return [new + cached for new, cached in _lens(call) if new == 1]
+
+
 def _alike(call: AttentionCall) -> bool:
     return len(set(_lens(call))) == 1
 
@@ -190,7 +195,8 @@ def test_what_kernels_do_only_in_some_calls_shows(phase: str, holds: Callable[[A
         ("decode", lambda c: len(c.lens_k) == 1 and c.lens_k[0] > 256, "alone and long"),
         ("decode", lambda c: sum(n > 256 for n in c.lens_k) > 1 and len(c.lens_k) == 2, "with two long ones"),
         ("decode", lambda c: c.k.shape[0] > 1024 and _has_a_long_one_before_a_shorter(c), "behind a longer one"),
-        ("decode", lambda c: len(c.lens_k) == 9 and max(c.lens_k[:8]) < c.lens_k[8], "where the ninth is the longest"),
+        ("decode", lambda c: max(c.lens_k[:8]) < max(c.lens_k[8:], default=0), "where the longest is beyond eight"),
+        ("extend", lambda c: 4 < len(_ones(c)) < len(c.lens_k) and _ones(c) != sorted(_ones(c)), "on decode in a mixed batch"),
         ("decode", lambda c: c.scale != c.q.shape[2] ** -0.5, "with another scale"),
         ("extend", lambda c: c.scale != c.q.shape[2] ** -0.5, "with another scale"),
     ],
@@ -306,14 +312,15 @@ def test_batches_of_equal_totals_are_split_in_two_ways(phase: str) -> None:
 def test_small_weights_decide_behind_a_sink(phase: str) -> None:
     calls = [call for case, call in _both(phase) if case.condition["data"] == "attention sink"]
     assert {call.q.dtype for call in calls} == {torch.float16, torch.bfloat16, torch.float32}
-    for call in calls:
+    for call in (call for call in calls if len(call.lens_k) == 1):
         without = replace(call, v=call.v.clone())
         without.v[0] = 0  # what is left is what the other keys give, which weigh 1e-4 together
         assert 0.02 < float(oracle(without).abs().sum() / oracle(call).abs().sum()) < 0.5
 
 
 def test_sequences_with_equal_first_tokens_part_within_a_page() -> None:
-    [call] = [call for case, call in _both("extend") if case.condition["data"] == "equal first tokens"]
+    equal = [call for case, call in _both("extend") if case.condition["data"] == "equal first tokens"]
+    [call] = [call for call in equal if len(call.lens_k) == 3]
     first, second = (call.k[start : start + 48] for start in call.cu_seqlens_k[:2].tolist())
     assert torch.equal(first[:40], second[:40])
     assert not torch.equal(first[40:], second[40:])
@@ -322,7 +329,7 @@ def test_sequences_with_equal_first_tokens_part_within_a_page() -> None:
 def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> None:
     seen = Counter[str]()
     for case, call in _every():
-        if not case.condition["data"].startswith("scores far"):
+        if not case.condition["data"].startswith("scores far") or len(call.lens_k) > 1:
             continue
         first = call.k[call.prefixes[0]].double().repeat_interleave(2, 0)
         scores = call.scale * (call.q.double() * first).sum(-1)
@@ -335,7 +342,7 @@ def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> N
 def test_a_seed_determines_cases_and_data() -> None:
     once, again, other = cases(seed=3), cases(seed=3), cases(seed=4)
     names = [case.name for case in once]
-    assert max(len(cases(seed=seed)) for seed in range(4)) <= 664, "more than a check of an interpreted kernel can afford"
+    assert max(len(cases(seed=seed)) for seed in range(4)) <= 700, "more than a check of an interpreted kernel can afford"
     assert names == [case.name for case in again]
     assert all(torch.equal(a.make().q, b.make().q) for a, b in zip(once[::10], again[::10], strict=True))
     assert {*names} != {case.name for case in other}

@@ -102,7 +102,9 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     assert kinds(result) == [kind]
 
 
-def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
+def test_what_raises_is_wrong_and_the_rest_is_still_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 60.0)  # also on a busy machine
+
     def raises(call: AttentionCall) -> Tensor:
         if call.q.shape[2] == 128:
             raise IndexError("block 3 out of range")
@@ -112,7 +114,7 @@ def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left", CONTRACT_BROKEN]
     assert "IndexError: block 3 out of range" in message(result)
-    assert "Only where head_dim is 128" in message(result)
+    assert "11 of 52 calls, only where head_dim is 128: the kernel raised IndexError" in message(result)
     assert all("-d128-" in one.case for one in result.broken)
 
 

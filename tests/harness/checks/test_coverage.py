@@ -16,13 +16,15 @@ from assay.harness.attention.declaration import declares
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check as check_and_read
-from assay.harness.checks.coverage import coverage_of
+from assay.harness.checks.coverage import coverage_of, met_with
 from assay.harness.conditions import BORDER_TOKENS
-from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.evidence.kernel_result import Coverage, KernelResult, Reach
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.text import met
-from assay.reports.check import _not_covered, message
+from assay.reports.check import _not_covered, _together, check_document, message
+from assay.reports.page import to_html
 
+SCALES = ("scale 1", "scale 1.5 times", "scale 1/128", "unscaled scores")
 check = partial(check_and_read, read_out=0)
 pytestmark = pytest.mark.usefixtures("thin_matrix")
 
@@ -42,6 +44,8 @@ def test_coverage_is_values_their_reach_and_the_gaps() -> None:
     assert "qwen2.5-7b" not in found.values["shapes of"]
     [reach] = found.reach.values()
     assert (reach.new[-1], reach.behind[-1], reach.keys[-1], reach.sequences[-1]) == (513, 512, 4097, 40)
+    assert (reach.met["head_dim"]["64"].keys[1], reach.met["head_dim"]["80"].keys[1] // 1000) == (4097, 1)
+    assert 16 < reach.pairs["head_dim, layout"].met <= reach.pairs["head_dim, layout"].of == 24
     pairs = {(new, new + cached) for _, one in made for new, cached in zip(one.call.lens_q, one.call.prefixes, strict=True)}
     assert (set(reach.new), set(reach.keys)) == ({new for new, _ in pairs}, {keys for _, keys in pairs}), "none that no call had"
     assert set(reach.sequences) == {len(one.call.lens_q) for _, one in made}
@@ -52,6 +56,41 @@ def test_coverage_is_values_their_reach_and_the_gaps() -> None:
     assert f"extend at {new} new tokens, {behind} behind a cached prefix, " in said
     assert " and 4,097 keys of a sequence" in said, "which stands by itself"
     assert f", and with {', '.join(map(str, reach.sequences[:-1]))} and 40 sequences" in said
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_each_value_of_an_axis_is_met_with_long_keys_many_new_tokens_and_many_sequences(phase: str) -> None:
+    """Kernels that were wrong in one number of heads beyond 2,100 keys, or in one head dim beyond 64 new tokens, passed."""
+    made = cases((phase,))
+    values = [
+        {"head_dim": c.condition["head_dim"], "dtype": c.condition["dtype"], "q/kv heads": c.condition["heads"],
+         "layout": c.condition["inputs"], "layer": c.condition["layer"], "data": c.condition["data"]}
+        for c in made
+    ]  # fmt: skip
+    lens = [case.shape.lens for case in made if case.shape]
+    counts = [([a for a, _ in some], [a + b for a, b in some], [len(some)]) for some in lens]
+    short = {"MHA 32/32", "GQA 64/8", "beyond float16", "unscaled scores above 1e5", "unscaled scores below -1e5", *SCALES}
+    least = {"new": 143, "keys": 1025, "sequences": 17} if phase == "extend" else {"keys": 2049, "sequences": 17}
+    for axis, some in met_with(values, counts)[0].items():
+        for value, each in some.items():
+            reached = {count: getattr(each, count)[1] for count in least}
+            assert value in short or all(reached[count] >= least[count] for count in least), (axis, value, reached)
+
+
+def test_a_pass_states_how_far_calls_reached_with_each_value() -> None:
+    lens = [[(1, n - 1) for n in (3, 30, 200, 900, 3000)], [(1, n - 1) for n in (9, 40)], [(1, 2), (1, 5000)]]
+    by_value, pairs = met_with([{"head_dim": "64", "data": "a"}, {"head_dim": "80", "data": "a"}, {"head_dim": "96", "data": "b"}],
+                          [([1] * len(some), [n + 1 for _, n in some], [len(some)]) for some in lens])  # fmt: skip
+    keys = {value: each.keys for value, each in by_value["head_dim"].items()}
+    assert keys == {"64": (3, 3000), "80": (9, 40), "96": (3, 3)}, "5,000 keys lie beyond lengths that nothing met"
+    assert (pairs["head_dim, data"].met, pairs["head_dim, data"].of, pairs["head_dim, data"].keys) == (3, 6, (9, 3))
+    reach = Reach(new=(1,), behind=(), keys=(3, 5000), sequences=(2, 5), met=by_value, pairs=pairs)
+    coverage = Coverage(values={"head_dim": ("64", "80", "96")}, reach={"decode": reach}, device="cpu")
+    each, others = _together(coverage)
+    assert each == "With each of these values: decode up to 3 keys and 2 sequences"
+    assert others.startswith("More than twice as far only with decode, keys: head_dim 64, 80, data a")
+    page = to_html(check_document(KernelResult(kernel="k", calls=3, coverage=coverage)))
+    assert "A kernel that is wrong outside of these may pass" in page
 
 
 @pytest.mark.parametrize(("asked", "felt"), [({"mask": Mask(window=8)}, True), ({"mask": Mask(window=4096)}, False)])

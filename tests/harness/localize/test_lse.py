@@ -74,7 +74,7 @@ def test_each_bug_is_named(bug: Bug) -> None:
 
     [found] = diagnose(run_calls(returning(wrong, "sinks"), calls, repeats=0))
     assert (found.id, found.severity, found.equivalent) == (bug.id, "serious", ())
-    assert found.where.endswith(f"of {len(calls)} calls")
+    assert f"of {len(calls)} calls" in found.where
 
 
 @pytest.mark.parametrize("error", [3e-3, -3e-3, math.inf, math.nan])
@@ -86,7 +86,7 @@ def test_one_wrong_log_sum_exp_of_one_call_is_found_and_has_no_name(error: float
         return lse
 
     [found] = diagnose(run_calls(returning(one_off), CALLS, repeats=0))
-    assert (found.id, found.where) == (LSE_WRONG, "1 of 9 calls")
+    assert (found.id, found.where) == (LSE_WRONG, "1 of 9 calls, head 2 of 4")
 
 
 def test_a_kernel_that_declares_log_sum_exps_and_returns_none_fails() -> None:

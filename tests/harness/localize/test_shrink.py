@@ -13,12 +13,17 @@ from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import declares
+from assay.harness.attention.matrix_features import asking
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.checks.kernel_matrix import named
+from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.guard import Guard, run_and_repeat
-from assay.harness.localize.kernel_runs import measure
-from assay.harness.localize.shrink import shrink, source_of, written
+from assay.harness.localize.faults import faults_of
+from assay.harness.localize.guard import Guard, attempt, run_and_repeat
+from assay.harness.localize.kernel_runs import KernelRun, measure
+from assay.harness.localize.lse import LSE_WRONG
+from assay.harness.localize.shrink import shrink, smallest_call, source_of, written
 from assay.harness.verdict import Finding
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
@@ -81,11 +86,61 @@ def run_test(source: str) -> None:
 
 
 MODULE = """
-from assay.harness.attention.bugs.faults import fault
+import torch
+
+from assay import Mask, declares
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
+from assay.harness.attention.call import Outputs
+from assay.harness.attention.oracle import log_sum_exp
 
 top_left = fault("mask-top-left")
 saturating = fault("values-saturate-fp8-e4m3")
 
+@declares(features=("lse", "window", "softcap", "sinks"))
+def lse(call):
+    # Forgets the window in log-sum-exps.
+    return Outputs(rounded_oracle(call), log_sum_exp(call.with_spec(mask=Mask())).float())
+
+
+def raises(call):
+    # Has no room for three sequences.
+    if len(call.lens_q) > 2:
+        raise RuntimeError(f"a grid of {len(call.lens_q)}")
+    return rounded_oracle(call)
+
+
+def scales_q(call):
+    out = rounded_oracle(call)
+    call.q.mul_(call.scale)
+    return out
+
+
+@declares(features=("padding",))
+def cuts(call):
+    # Returns no padded rows.
+    return rounded_oracle(call)[: call.rows]
+
+
+def stores_tiles(call):
+    # Stores 16 rows where the batch has fewer.
+    out = torch.empty_like(call.q)
+    out.copy_(rounded_oracle(call))
+    rows = len(call.q)
+    torch.as_strided(out, (max(rows, 16), *out.shape[1:]), out.stride(), out.storage_offset())[rows:] = 0
+    return out
+
+
+@declares(features=("lse", "window", "softcap", "sinks", "padding", "stored_kv"))
+def right(call):
+    out, lse = torch.zeros_like(call.q), torch.zeros(call.q.shape[:2])
+    out[: call.rows], lse[: call.rows] = rounded_oracle(call)[: call.rows], log_sum_exp(call)[: call.rows].float()
+    return Outputs(out, lse)
+
+
+@declares(features=("stored_kv",))
+def scales_cache(call):
+    call.stored.k_scale.mul_(2)
+    return rounded_oracle(call)
 """
 
 
@@ -153,8 +208,8 @@ def test_padded_rows_shrink_with_their_call() -> None:
     source = reproduction(small, ignores, "mine:ignores", finding)
     found: dict[str, Any] = {}
     exec(source.partition("def test_")[0], found)
-    torch.testing.assert_close(rounded_oracle(found["CALL"]), rounded_oracle(small), equal_nan=True)
-    assert found["CALL"].features == small.features
+    assert fails_of(ignores)(found["CALL"])
+    assert (found["CALL"].features, found["CALL"].q.shape) == (small.features, small.q.shape)
 
 
 def test_a_sequence_without_keys_stays_without() -> None:
@@ -165,3 +220,36 @@ def test_a_sequence_without_keys_stays_without() -> None:
     call = call_of([(0, 0), (7, 9), (3, 4)], (4, 2), 64, torch.float32, "cpu")
     smallest = shrink(Guard(wrong, memory=False), call, ())
     assert (smallest.lens_q, smallest.lens_k) == ([0, 1], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fault", "asked", "lens", "said"),
+    [
+        ("lse", LSE_WRONG, "window 17, softcap 1, sinks near 4", [(18, 0)], "window 17, log-sum-exps asked for"),
+        ("raises", "raised RuntimeError", "", [(1, 0)] * 3, "head_dim 32, float32"),
+        ("scales_q", "input-written", "", [(1, 0)], "head_dim 32, float32"),
+        ("stores_tiles", "outside", "", [(1, 0)], "head_dim 32, float32"),
+        ("cuts", "returned", "300 padded rows", [(1, 0)], "head_dim 32, float32, 1 padded rows"),
+        ("scales_cache", "input-written", "K and V in e4m3 per head", [(1, 0)], "float32, K and V in e4m3 per tensor"),
+    ],
+)
+def test_calls_with_another_fault_are_shrunk_and_shown_alike(
+    module: str, kernel: str, fault: str, asked: str, lens: list[tuple[int, int]], said: str
+) -> None:
+    path, call = f"{module}:{kernel}", CALL
+    for value in filter(None, asked.split(", ")):
+        call = asking(value)(call)
+    guard = Guard(named(path)[1])
+    try:
+        why = []
+        attempt(guard, call)
+    except KernelRefused as refusal:
+        why = [str(refusal)]
+    known = next(test for name, test in faults_of(why).items() if name.startswith(fault))
+    small = smallest_call(guard, KernelRun(()), [], path, (call, known))
+    finding = Finding(id="contract-broken", title="wrong", severity="serious", where="here", diagnosis="it is", reproduce="")
+    assert f"new+prefix {' '.join(f'{new}+{prefix}' for new, prefix in lens)}, 1 q head on 1 kv head" in small.words
+    assert small.words.endswith(said)
+    with pytest.raises((AssertionError, AssayError)):
+        run_test(small.test([finding]))
+    run_test(small.test([finding]).replace(path, "faulty_kernels:right"))
