@@ -215,7 +215,7 @@ def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
     counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
     return finding.model_copy(
         update={
-            "only": words(tried.rule, tried.context),
+            "where": f"{finding.where}, only where {words(tried.rule, tried.context)}",
             "evidence": (*finding.evidence, f"the condition was tried on calls that were drawn to refute it: {counts}"),
         }
     )

@@ -114,7 +114,7 @@ def test_what_raises_is_wrong_and_the_rest_is_still_reported(monkeypatch: pytest
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left", CONTRACT_BROKEN]
     assert "IndexError: block 3 out of range" in message(result)
-    assert "Only where head_dim is 128" in message(result)
+    assert "11 of 52 calls, only where head_dim is 128: the kernel raised IndexError" in message(result)
     assert all("-d128-" in one.case for one in result.broken)
 
 

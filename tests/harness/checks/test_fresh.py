@@ -141,3 +141,10 @@ def test_a_kernel_that_no_process_can_import_is_said_to_be_untried() -> None:
     result = check_here(halved_where(lambda seen: True), **FEW)
     assert result.smallest.endswith("; not tried in a fresh process: no other process can import the kernel")
     assert not result.test
+
+
+def test_no_condition_is_said_of_calls_that_are_right_at_first_and_wrong_later() -> None:
+    long_before = halved_where(lambda seen: len(seen) > 30 and max(seen[-1].prefixes) >= 40)
+    result = check_here(long_before, phases=["decode"], dtypes=["float32"], head_dims=[64], read_out=20)
+    assert (result.tried, result.axes) == (None, ())
+    assert [finding.id for finding in result.findings] == [STATE_KEPT]

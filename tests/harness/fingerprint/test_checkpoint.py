@@ -155,7 +155,9 @@ def written(folder: Path, files: dict[str, Tensors], index: dict[str, str] | Non
 
 
 def read(folder: Path) -> dict[str, str]:
-    return {weight.name: weight.digest for weight in checkpoint_weights(folder)}
+    weights = checkpoint_weights(folder)
+    assert len({weight.name for weight in weights}) == len(weights)
+    return {weight.name: weight.digest for weight in weights}
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])

@@ -523,6 +523,14 @@ def test_what_is_small_in_each_row_is_seen_in_all_of_them(tmp_path: Path, dtype:
     assert _two(tmp_path, {"h": a}, {"h": b}, TensorRule(tolerance=2.0)).verdict == "pass", "as it was asked for"
 
 
+def test_a_quiet_dimension_of_other_numbers_is_seen_in_a_few_tokens(tmp_path: Path) -> None:
+    a = _hidden(torch.bfloat16)[:24]
+    b = a.clone()
+    b[:, 7] = torch.randn(24, generator=torch.Generator().manual_seed(3)).bfloat16()
+    assert _two(tmp_path, {"h": a}, {"h": b}).verdict == "regression"
+    assert _two(tmp_path, {"h": a[:15]}, {"h": b[:15]}).verdict == "pass", "which fewer do not show"
+
+
 def _rounding(dtype: torch.dtype) -> float:
     """What one rounding explains; of float32, the sum of some thousand terms."""
     return torch.finfo(dtype).eps * (16 if dtype == torch.float32 else 1)
