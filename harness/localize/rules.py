@@ -141,7 +141,7 @@ class Points:
             return np.zeros(len(column))
         limits = np.array(prop.values[1:] if "residue" in prop.kind else prop.values or (0.0,), dtype=float)
         values = np.asarray(column, dtype=float) % (float(prop.values[0]) if "residue" in prop.kind else np.inf)
-        return np.nan_to_num(np.abs(values[:, None] - limits).min(1), nan=np.inf)
+        return np.asarray(np.nan_to_num(np.abs(values[:, None] - limits).min(1), nan=np.inf), dtype=float)
 
     def _column(self, name: str) -> _Column:
         return np.array([known[name] for known in self.known])
