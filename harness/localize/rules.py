@@ -139,8 +139,9 @@ class Points:
         column = self._column(prop.feature)
         if column.dtype.kind in "UO":
             return np.zeros(len(column))
-        limits = np.array(prop.values[1:] if "residue" in prop.kind else prop.values or (0.0,), dtype=float)
-        values = np.asarray(column, dtype=float) % (float(prop.values[0]) if "residue" in prop.kind else np.inf)
+        values, limits = np.asarray(column, dtype=float), np.array(prop.values or (0.0,), dtype=float)
+        if "residue" in prop.kind:
+            values, limits = values % limits[0], limits[1:]
         return np.asarray(np.nan_to_num(np.abs(values[:, None] - limits).min(1), nan=np.inf), dtype=float)
 
     def _column(self, name: str) -> _Column:
