@@ -217,6 +217,8 @@ class Lab:
 
     def made(self, shape: Shape, seed: int) -> Came | None:
         """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
+        if any(new + prefix < 0 for new, prefix in shape.lens):  # in cross attention, keys may be fewer than queries
+            return None
         try:
             call = drawn_call(shape, self.device, seed)
         except (LookupError, ValueError):

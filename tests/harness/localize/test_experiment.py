@@ -137,6 +137,16 @@ def test_a_kernel_is_asked_for_its_own_head_dims_and_dtypes_alone() -> None:
     assert seen <= {(dim, dtype) for dim in (64, 96, 128) for dtype in (torch.float32, torch.bfloat16)}
 
 
+def test_no_call_is_made_of_fewer_than_no_keys() -> None:
+    @declares(features=("not_causal",))
+    def kernel(call: AttentionCall) -> Tensor:
+        return torch.zeros_like(call.q) if call.features else oracle(call).to(call.q.dtype)
+
+    found = tried(kernel, Place(Shape("extend", ((64, -62),), asked=("cross attention",)), 0), most=80)
+    assert found.place is not None
+    assert sum(found.place.own) >= 0
+
+
 def test_nothing_is_said_of_a_kernel_that_keeps_state() -> None:
     faulty, seen = zeros_where(lambda call, b, new, prefix: prefix >= 129), set[float]()
 
