@@ -211,16 +211,29 @@ def outcome(case: Case) -> Outcome:
 
 
 def held(condition: Tried, kernel: Kernel) -> str:
-    """Tell whether a condition says which sequences a kernel gets wrong, on calls that it has not seen: "truly" or "wrongly"."""
-    for call in random_calls(2_000, TRIED):
+    """Tell whether a condition says which sequences a kernel gets wrong, on calls that it has not seen: "truly" or "wrongly".
+
+    The calls have the dtype and heads of its context; "silent" where none lies within that.
+    """
+    context, compared = condition.context, 0
+    q_heads, kv_heads, dtype = (context.get(name) for name in ("q_heads", "kv_heads", "dtype"))
+    for number, call in enumerate(random_calls(2_000, TRIED)):
         if call.causal:
-            shape, result = shape_of(call), measure(call, kernel(call.clone()), declaration(kernel).noise)
+            drawn = shape_of(call)
+            heads = (int(q_heads), int(kv_heads)) if q_heads and kv_heads else drawn.heads
+            dim = int(context.get("head_dim", (64, 128)[number % 2]))
+            shape = replace(
+                drawn, heads=heads, head_dim=dim, dtype=getattr(torch, str(dtype or "float32")), data="normal"
+            )
+            call = shape.make(number)
+            result = measure(call, kernel(call.clone()), declaration(kernel).noise)
             for b, wrong in enumerate(wrong_sequences(result)):
                 known = features(shape, b)
-                inside = all(known[name] == value for name, value in condition.context.items())
-                if shape.lens[b][0] and inside and wrong != meets(condition, known):
-                    return f"wrongly: {shape.phase} {shape.lens} at {b} {shape.heads} {wrong}"
-    return "truly"
+                if shape.lens[b][0] and context.items() <= known.items():
+                    compared += 1
+                    if wrong != meets(condition, known):
+                        return f"wrongly: {shape.phase} {shape.lens} at {b} {shape.heads} {wrong}"
+    return "truly" if compared else "silent: no call lies within the context"
 
 
 def judged(case: Case, found: ReadOut) -> Outcome:

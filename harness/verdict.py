@@ -56,7 +56,7 @@ def with_evidence(findings: Sequence[Finding], *lines: str, **changes: object) -
 def cause_of(findings: Sequence[Finding]) -> Finding | None:
     """Find the first serious finding; None if there is none.
 
-    What it does is complete: with the operator that was read if the bug has no name.
+    What it does is complete: with the operator that was read if the bug has no name, and with the only calls in which it shows.
 
     Args:
         findings: of a run or a check, in their order; those of the layer diff come before those of the op-level matrix.
@@ -65,9 +65,12 @@ def cause_of(findings: Sequence[Finding]) -> Finding | None:
     if not wrong:
         return None
     cause = wrong[0]
-    if not (cause.does and cause.operator and cause.id in (UNEXPLAINED, OPERATOR)):
+    if not cause.does:
         return cause
-    return cause.model_copy(update={"does": f"{cause.does}: {one_line(cause.operator, OPERATOR_SHOWN)}"})
+    words = cause.does
+    if cause.id in (UNEXPLAINED, OPERATOR) and cause.operator:
+        words = f"{words}: {one_line(cause.operator, OPERATOR_SHOWN)}"
+    return cause.model_copy(update={"does": f"{words}, only where {cause.only}" if cause.only else words})
 
 
 def kernel_verdict(findings: Iterable[Finding], missing: Collection[str]) -> Verdict:
@@ -157,6 +160,9 @@ class Finding(Part):
     title: str
     severity: Severity
     where: str
+    only: str = Field(
+        "", description='the condition outside of which it does not show, as it was tried; such as "head_dim is 128"'
+    )
     diagnosis: str = Field("", description="what is wrong; empty where `claim` states it")
     does: str = Field(
         "",
@@ -180,6 +186,7 @@ class Finding(Part):
     def sentence(self) -> str:
         """The diagnosis and the place, with one full stop at the end."""
         text = self.diagnosis if self.does else f"{self.where}: {self.diagnosis}"
+        text = f"Only where {self.only}: {text}" if self.only else text
         text = f"Not in the catalogue, but read off: {text}" if self.id == OPERATOR else text
         return f"{text.rstrip('.')}."
 

@@ -249,10 +249,13 @@ def _where(result: KernelResult) -> list[Block]:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
         among = f"Within {words((), tried.context)}: " if tried.context else ""
-        said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} exactly where {words(tried.rule)}."
+        where = f"exactly where {words(tried.rule)}" if tried.rule else "on every call"
+        said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} {where}"
         listed_ = " A list holds those of the values that were tried." if lists else ""
+        part = f" Of such a sequence, only where {words(tried.part)}." if tried.part else ""
+        rivals = "".join(f", or where {words(rule)}, which no call separates" for rule in tried.rivals)
         made = [
-            Line(f"{said[0].upper()}{said[1:]}"),
+            Line(f"{said[0].upper()}{said[1:]}{rivals}.{part}"),
             Line(
                 f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
                 "quiet",

@@ -210,7 +210,7 @@ class MatrixRun:
 
 def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
     """Say in a finding the condition that was tried, if there is one."""
-    if experiments is None or (tried := experiments.tried) is None:
+    if experiments is None or (tried := experiments.tried) is None or not (tried.rule or tried.context):
         return finding
     counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
     return finding.model_copy(

@@ -69,6 +69,12 @@ class Tried(Part):
     )
     right: int = Field(description="others on such calls: all were right")
     calls: int = Field(description="calls that the experiments took")
+    part: tuple[Property, ...] = Field(
+        (), description="which queries, heads and dims of such a sequence are wrong; empty for all"
+    )
+    rivals: tuple[tuple[Property, ...], ...] = Field(
+        (), description="rules of other features that no call separates from it"
+    )
 
 
 class CaseWhy(Part):

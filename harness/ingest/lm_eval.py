@@ -112,7 +112,9 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     again = max(Counter(score.name for sets in runs.values() for score in sets).values(), default=0) > 1
     of = {tuple(sorted(sets[0].asked.served.items())): sets[0] for sets in runs.values() if sets}
     if len(of) > 1 and not again:
-        named = ", ".join(f"{score.task} of {dict(served) or 'an unknown model'}" for served, score in of.items())
+        named = "; ".join(
+            f"{score.task} of {', '.join(map(' '.join, served)) or 'an unknown model'}" for served, score in of.items()
+        )
         title = "The tasks were not all run on one server"
         reading.findings.append(warning("several-servers", title, source.path.name, f"{named}."))
     reading.sets = [

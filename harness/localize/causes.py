@@ -246,9 +246,7 @@ def _fit(
         if off is None:
             return None
         violated = _violated(o, relative_l1(off), heads)
-        if _sequences(o, violated) & _sequences(
-            o, o.failing
-        ):  # in one sequence, no condition of sequences tells them apart
+        if _sequences(o, violated) & _sequences(o, o.failing):  # no condition of sequences tells these apart
             return None
         total += off[o.failing].sum(0)
         spared += bool(violated.any())

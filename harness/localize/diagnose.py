@@ -126,7 +126,7 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
 
 def _when(cause: Cause, run: KernelRun, tried: Tried | None) -> tuple[str, str]:
     """Describe the calls that are wrong besides their phases, and the others, which are right; both may be empty."""
-    if tried is not None:
+    if tried is not None and (tried.rule or tried.context):
         said = words(tried.rule, tried.context)
         if (prefix := {"a prefix is cached": True, "no prefix is cached": False}.get(said)) is not None:
             return _CACHED[prefix], _CACHED[not prefix]

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix_features import longest_window, values_of
@@ -25,8 +26,10 @@ from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
 from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of
 from assay.harness.localize.guard import Guard
-from assay.harness.localize.kernel_runs import CallResult
-from assay.harness.localize.rules import Known, Points, holds, rules
+from assay.harness.localize.kernel_runs import CallResult, truth
+from assay.harness.localize.rules import ASKS, Known, Points, Rule, cost, holds, meets, rules
+from assay.harness.stats.error_sums import relative_l1
+from assay.harness.stats.query_bounds import least_error
 
 _SCANNED = sorted(
     {*range(21), 40, 77, 100, 150, 200, 300, 417}
@@ -38,19 +41,28 @@ _COMPANY: tuple[Lens, ...] = (((7, 0),), ((9, 40),), ((3, 300),), ((0, 20),), ((
 """Neighbours that are put before, behind and around a sequence."""
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33)
 _HEADS = (
-    (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2), (3,
-    3),
-    (6, 3), (4, 4), (8, 4), (8, 8), (32, 8),
+    (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2),
+    (3, 3), (6, 3), (4, 4), (8, 4), (8, 8), (32, 8),
 )  # fmt: skip
-_LAYERS = (0, 1, 2, 3, 7, 16, 31)
+_LAYERS = (0, 1, 2, 3, 4, 5, 7, 8, 12, 16, 21, 27, 31)
 _DATA = ("normal", "peaky", "K offset", "K outliers", "large values", "scale 1.5 times")
 _USUAL: tuple[dict[str, Any], ...] = (
     {"grad_mode": ""}, {"layout": "packed"}, {"page": 0}, {"ways": ()}, {"asked": ()}, {"first_head": 0}, {"layer": 0},
     {"data": "normal"}, {"head_dim_v": 0}, {"dtype": torch.float32}, {"head_dim": 64}, {"heads": (4, 2)}, {"heads": (2, 1)},
 )  # fmt: skip
-# Values of features of which a context is made where no rule holds on all calls.
-_CONTEXTS: tuple[tuple[str, ...], ...] = ((), ("dtype",), ("phase",), ("phase", "dtype"), ("phase", "dtype", "asked"))
-_ROUNDS, _TELLING, _EACH_SIDE, _LEAST_EACH_SIDE = 8, 12, 15, 8
+# Features that a context holds, by the field of the shape that decides them, and the fields that contexts hold, narrower and
+# narrower, where no rule holds on all calls.
+_HELD = {
+    "phase": ("phase",), "dtype": ("dtype",), "asked": ("asked",), "data": ("data",), "layer": ("layer",), "layout": ("layout",),
+    "page": ("page",), "grad_mode": ("autograd",), "first_head": ("first_head",), "head_dim": ("head_dim",),
+    "heads": ("q_heads", "kv_heads"), "lens": ("company",),
+}  # fmt: skip
+_NARROW = 10  # fields
+_CONTEXTS = (*map(tuple[str, ...], ((), ("dtype",))), *(tuple(_HELD)[:n] for n in (1, 2, 3, -1, len(_HELD))))
+_CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR = 3, 8, 1500, 12, 4
+_EACH_SIDE, _LEAST_EACH_SIDE, _MOST_EACH_SIDE = 15, 8, 150
+# What a rule may cost more than the first and still be its rival.
+_TIE = 0.3
 # Products of queries, keys, q heads and head dim of a call that is drawn: a few milliseconds.
 _MOST_WORK = 2**24
 # The same of a call whose result is kept, to try on it what is said.
@@ -59,6 +71,8 @@ _KEPT_WORK = 2**22
 _AGAIN = 8
 # Shapes that are drawn for whoever tells rivals apart.
 _LOOKED_AT = 400
+# Wrong calls whose cells are looked at, and the least error of a cell that counts as wrong, also in roundings.
+_TOLD, _SEEN, _ROUNDINGS = 20, 1e-3, 30.0
 # Seed of the numbers that calls have in common.
 _POOL = 4711
 _TILES = (16, 64, 128)
@@ -69,30 +83,42 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
     (new, prefix), lens = shape.lens[at], [n + p for n, p in shape.lens]
     others = [pair for b, pair in enumerate(shape.lens) if b != at]
     before, first = shape.lens[at - 1] if at else (np.nan, np.nan), shape.lens[0] if at else (np.nan, np.nan)
-    (q_heads, kv_heads), window = shape.heads, longest_window(shape.asked)
-    asked = sorted("a window" if name.startswith("window ") else name for name in shape.asked)
+    (q_heads, kv_heads), window, ratio = shape.heads, longest_window(shape.asked), shape.heads[0] // shape.heads[1]
+    row, key_row = sum(n for n, _ in shape.lens[:at]), sum(lens[:at])
     known: dict[str, Value] = {
         "new": new, "prefix": prefix, "length": new + prefix, "prefix-new": prefix - new,
         "sequences": len(lens), "index": at, "after": len(lens) - 1 - at,
-        "total_new": sum(n for n, _ in shape.lens), "total_keys": sum(lens), "row": sum(n for n, _ in shape.lens[:at]),
-        "key_row": sum(lens[:at]), "longest": max(lens), "longest_new": max(n for n, _ in shape.lens),
+        "total_new": sum(n for n, _ in shape.lens), "total_keys": sum(lens), "row": row, "row_end": row + new, "key_row": key_row,
+        "key_end": key_row + new + prefix, "packed": new * ratio, "longest-length": max(lens) - new - prefix,
+        "longest": max(lens), "longest_new": max(n for n, _ in shape.lens),
         "longest_prefix": max(p for _, p in shape.lens), "before_new": before[0], "before_prefix": before[1],
         "first_new": first[0], "first_prefix": first[1], "length-first": new + prefix - sum(first),
         "length-before": new + prefix - sum(before), "new-before": new - before[0], "prefix-before": prefix - before[1],
         "prefix-first": prefix - first[1],
-        "q_heads": q_heads, "kv_heads": kv_heads, "ratio": q_heads // kv_heads, "head_dim": shape.head_dim,
-        "head_dim_v": shape.head_dim_v or shape.head_dim, "layer": shape.layer, "first_head": shape.first_head,
+        "q_heads": q_heads, "kv_heads": kv_heads, "ratio": ratio, "head_dim": shape.head_dim,
+        "head_dim_v": shape.head_dim_v or np.nan, "layer": shape.layer, "first_head": shape.first_head,
         "window": window or np.nan, "length-window": new + prefix - window if window else np.nan, "items": len(lens) * q_heads,
         "phase": shape.phase, "dtype": str(shape.dtype).removeprefix("torch."), "data": shape.data,
         "page": str(shape.page or "packed"), "layout": shape.layout, "autograd": shape.grad_mode or "as called",
-        "asked": " and ".join(asked) or "nothing", "ways": " and ".join(shape.ways) or "none",
+        "softcap": _number(shape, "softcap"), "sinks": _number(shape, "sinks near"), "temperature": _number(shape, "temperature"),
+        "stored": next((name for name in shape.asked if name.startswith("K and V")), "none"),
+        **{f"asks: {what}": str(any(start in name for name in shape.asked)) for what, start in ASKS.items()},
+        "asked": " and ".join(sorted(shape.asked)) or "nothing", "ways": " and ".join(shape.ways) or "none",
         "cached": {0: "none", len(lens): "all"}.get(sum(p > 0 for _, p in shape.lens), "some"),
         "company": "alone" if not others else "alike" if len(set(shape.lens)) == 1 else "unlike",
-        "is_longest": str(new + prefix == max(lens)), "as_long_as_another": str(new + prefix in [n + p for n, p in others]),
+        "as_long_as_another": str(new + prefix in [n + p for n, p in others]),
         "as_many_new_as_another": str(new in [n for n, _ in others]), "an_empty_one": str(any(not n for n, _ in shape.lens)),
         "another_without_prefix": str(any(not p for _, p in others)), "another_with_prefix": str(any(p for _, p in others)),
     }  # fmt: skip
-    return known | {f"tiles_of_{tile}": sum(-(-n // tile) for n, _ in shape.lens) for tile in _TILES}
+    for tile in _TILES:
+        tiles = [-(-n // tile) for n, _ in shape.lens]
+        known |= {f"tiles_of_{tile}": sum(tiles), f"items_of_{tile}": sum(tiles[: at + 1]) * q_heads}
+    return known
+
+
+def _number(shape: Shape, what: str) -> float:
+    """Return the number of a feature that a call asks for, NaN for none."""
+    return next((float(name.rpartition(" ")[2]) for name in shape.asked if name.startswith(f"{what} ")), np.nan)
 
 
 def drawn_call(shape: Shape, device: str, seed: int = 0) -> AttentionCall:
@@ -122,6 +148,7 @@ class Lab:
         mixed: sequences that were wrong with some numbers and right with others.
         base: the failing shape that experiments begin at.
         known: the answers by shape.
+        wrong_ones: those with a sequence that is wrong.
         kept: what came of small calls.
     """
 
@@ -138,6 +165,7 @@ class Lab:
     mixed: int = 0
     base: Shape | None = None
     known: dict[Shape, tuple[bool | None, ...]] = field(default_factory=dict)
+    wrong_ones: list[Shape] = field(default_factory=list)
     kept: list[tuple[Shape, Came]] = field(default_factory=list)
 
     def ask(self, shape: Shape) -> tuple[bool | None, ...]:
@@ -152,9 +180,11 @@ class Lab:
             if self.asked >= self.most or self.spent():
                 raise SpentError
             self.known[shape] = answer = self._answer(shape)
+            if True in answer:
+                self.wrong_ones.append(shape)
             for b, wrong in enumerate(answer):
-                if wrong or (wrong is False and self._shows(shape)):
-                    self.points.add(features(shape, b), wrong)
+                if self.counts(shape, wrong):
+                    self.points.add(features(shape, b), bool(wrong))
         return self.known[shape]
 
     def wrong(self, shape: Shape, at: int) -> bool:
@@ -179,15 +209,18 @@ class Lab:
     def learn(self, shape: Shape, came: Came) -> None:
         """Take a call that was made before into account."""
         for b, wrong in enumerate(self.told(shape, came)):
-            if shape.lens[b][0] and (wrong or (wrong is False and self._shows(shape))):
-                self.points.add(features(shape, b), wrong)
+            if shape.lens[b][0] and self.counts(shape, wrong):
+                self.points.add(features(shape, b), bool(wrong))
 
-    def _shows(self, shape: Shape) -> bool:
-        """Return True if an error as that of the base would show: on data of a kind of its own, a small one may not."""
-        return self.base is None or self.base.data != "normal" or shape.data == "normal"
+    def counts(self, shape: Shape, wrong: bool | None) -> bool:
+        """Return True if an answer says where the kernel is wrong: on data of a kind of its own, a small error may not show."""
+        shows = self.base is None or self.base.data != "normal" or shape.data == "normal"
+        return wrong is True or (wrong is False and shows)
 
     def made(self, shape: Shape, seed: int) -> Came | None:
         """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
+        if any(new + prefix < 0 for new, prefix in shape.lens):  # in cross attention, keys may be fewer than queries
+            return None
         try:
             call = drawn_call(shape, self.device, seed)
         except (LookupError, ValueError):
@@ -357,36 +390,47 @@ class _Drawer:
 
     def __init__(self, lab: Lab, place: Place, axes: Axes, seed: int) -> None:
         self._lab, self._place, self._axes, self._random = lab, place, axes, random.Random(seed)
-        self._most = max(_MOST_WORK, 4 * _work(place.shape))
+        self._most, self._longest = max(_MOST_WORK, 4 * _work(place.shape)), max(600, 2 * sum(place.own))
+        self.held: Collection[str] = ()
+        self.dtype = place.shape.dtype
 
     def __call__(self, count: int) -> Iterator[Shape]:
-        """Yield shapes that were not asked for, at most so many."""
+        """Yield shapes that were not asked for, at most so many, that have the base's values of the fields that are held."""
+        base = {name: getattr(self._place.shape, name) for name in self.held if name != "lens"}
         for _ in range(count):
-            shape = self._changed() if self._random.random() < 0.4 else self._fresh()
+            shape = replace(self._changed() if self._random.random() < 0.5 else self._fresh(), **base)
+            lens = shape.lens[:1] if "lens" in self.held else shape.lens
+            if shape.phase == "decode":
+                lens = tuple((1, max(1, n + p - 1)) for n, p in lens)
+            shape = replace(shape, lens=lens)
             if shape not in self._lab.known and _work(shape) <= self._most:
                 yield shape
 
     def _changed(self) -> Shape:
         """Draw a shape that differs from one that was run in an axis or a sequence."""
         chance = self._random
-        shape = chance.choice(list(self._lab.known))
+        shape = chance.choice(self._lab.wrong_ones if chance.random() < 0.5 else list(self._lab.known))
         if chance.random() < 0.4:
             name = chance.choice(list(self._axes))
-            return replace(shape, **{name: chance.choice(self._axes[name])})
+            return replace(shape, **{name: self._value(name)})
         lens = list(shape.lens)
         b, decode = chance.randrange(len(lens)), shape.phase == "decode"
         new, prefix = lens[b]
         if chance.random() < 0.5 and not decode:
             new = max(1, new + chance.choice((-17, -1, 1, 16, 64)) if chance.random() < 0.5 else self._length(1, 300))
         else:
-            drawn = prefix + chance.choice((-17, -1, 1, 16, 64)) if chance.random() < 0.5 else self._length(0, 600)
+            drawn = (
+                prefix + chance.choice((-17, -1, 1, 16, 64))
+                if chance.random() < 0.5
+                else self._length(0, self._longest)
+            )
             prefix = max(int(decode), drawn)
         lens[b] = new, prefix
         return replace(shape, lens=tuple(lens))
 
     def _fresh(self) -> Shape:
         chance, shape = self._random, self._place.shape
-        changes = {name: chance.choice(values) for name, values in self._axes.items() if chance.random() < 0.25}
+        changes = {name: self._value(name) for name in self._axes if chance.random() < 0.25}
         if "heads" in changes and chance.random() < 0.5:  # numbers of q heads that say nothing of their ratio
             kv_heads = chance.randint(1, 8)
             changes["heads"] = kv_heads * chance.randint(1, 8), kv_heads
@@ -401,14 +445,22 @@ class _Drawer:
             lens.insert(chance.randrange(count + 1), (0, chance.choice((0, 20))))
         if chance.random() < 0.4:
             lens[chance.randrange(len(lens))] = self._place.own
-        if decode:
-            lens = [(1, max(1, prefix)) for _, prefix in lens]
         return replace(shape, phase=phase, lens=tuple(lens), **changes)
+
+    def _value(self, name: str) -> Any:
+        """Draw a value of an axis; of what calls ask for, every third is of two features."""
+        drawn: Any = self._random.choice(self._axes[name])
+        if name == "asked" and self._random.random() < 0.3:
+            more: tuple[str, ...] = self._random.choice(self._axes[name])
+            drawn = drawn if {value[:5] for value in drawn} & {value[:5] for value in more} else (*drawn, *more)
+        return drawn
 
     def _sequence(self, single: bool, count: int) -> tuple[int, int]:
         few = count < 3
+        if few and self._random.random() < 0.06:  # what holds of long prefixes may end at a longer one
+            return 1 if single else self._random.randint(1, 20), self._random.randint(self._longest, 3 * self._longest)
         cached = single or self._random.random() < 0.75
-        prefix = self._length(int(single), 600 if few else 200) if cached else 0
+        prefix = self._length(int(single), self._longest if few else 200) if cached else 0
         return 1 if single else self._length(1, 300 if few else 100), prefix
 
     def _length(self, least: int, most: int) -> int:
@@ -476,8 +528,13 @@ def experiment(
         for shape in drawer(40):
             lab.ask(shape)
         own = features(place.shape, place.at)
-        for names in _CONTEXTS:
-            if (tried := _challenged(lab, drawer, {name: own[name] for name in names})) is not None:
+        for drawer.held in _CONTEXTS:
+            if len(drawer.held) >= _NARROW and lab.mixed * _NARROW > lab.points.wrong.count(True):
+                break  # with all else held, a fault that depends on the numbers looks like a condition of anything
+            context = {name: own[name] for field in drawer.held for name in _HELD[field]}
+            if (tried := _challenged(lab, drawer, context)) is not None:
+                if lab.name == OUTPUT:
+                    tried = tried.model_copy(update={"part": _part(lab, drawer, tried)})
                 return _shown(lab, tried if lab.repeats() else None, place, varied, drawer)
     except SpentError:
         pass
@@ -497,39 +554,134 @@ def _shown(
 
 def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:
     """Seek a rule within a context that survives fresh calls; None if none does."""
-
-    def sequences(shape: Shape) -> list[tuple[int, dict[str, Value]]]:
-        known = [(b, features(shape, b)) for b in range(len(shape.lens)) if shape.lens[b][0]]
-        return [(b, of) for b, of in known if all(of[name] == value for name, value in context.items())]
-
     for _ in range(_ROUNDS):
         rivals = rules(lab.points.within(context))
         if not rivals:
             return None
-        told = 0
-        for shape in drawer(1500):
-            if told < _TELLING and any(len({holds(rule, of) for rule in rivals}) > 1 for _, of in sequences(shape)):
-                lab.ask(shape)
-                told += 1
+        shapes, drawn = list[Shape](), Points()
+        for shape in drawer(_DRAWN):
+            for b, (new, _) in enumerate(shape.lens):
+                known = features(shape, b)
+                if new and context.items() <= known.items():
+                    shapes.append(shape)
+                    drawn.add(known, False)
+        met = np.array([drawn.meeting(rule) for rule in rivals])
         counts, refuted = {True: 0, False: 0}, False
-        for shape in drawer(1500):
-            said = [(b, holds(rivals[0], of)) for b, of in sequences(shape)]
-            if not said or counts[any(inside for _, inside in said)] >= _EACH_SIDE:
+        telling = ((shapes[int(i)], None) for i in _telling(lab.points.within(context), drawn, rivals[0], met))
+        others = ((shapes[int(i)], side) for side in counts for i in np.flatnonzero(met[0] == side)[:_MOST_EACH_SIDE])
+        for shape, side in chain(telling, others):
+            if shape in lab.known or (side is not None and counts[side] >= _EACH_SIDE):
                 continue
             answer = lab.ask(shape)
-            refuted |= any(answer[b] is not None and answer[b] != inside for b, inside in said)
-            for inside in {inside for b, inside in said if answer[b] is not None}:
-                counts[inside] += 1
-        still = rules(lab.points.within(context), 1)
-        if not refuted and still == rivals[:1]:
-            if min(counts.values()) < _LEAST_EACH_SIDE:
+            for b, (new, _) in enumerate(shape.lens):
+                known = features(shape, b)
+                if new and lab.counts(shape, answer[b]) and context.items() <= known.items():
+                    inside = holds(rivals[0], known)
+                    refuted |= inside != answer[b]
+                    counts[inside] += 1
+        still = rules(lab.points.within(context))
+        if not refuted and still[:1] == rivals[:1]:
+            if counts[True] < _LEAST_EACH_SIDE or (rivals[0] and counts[False] < _LEAST_EACH_SIDE):
                 return None
+            alike = [rule for rule in still[1:] if rule in rivals and cost(rule) <= cost(still[0]) + _TIE]
+            ties = [rule for rule in alike if {prop.feature for prop in {*rule} ^ {*still[0]}} - _FOLLOW]
             return Tried(
-                fault=lab.name,
-                rule=rivals[0],
-                context=dict(context),
-                wrong=counts[True],
-                right=counts[False],
-                calls=lab.asked,
-            )
+                fault=lab.name, rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False],
+                calls=lab.asked, rivals=tuple(ties[:1]),
+            )  # fmt: skip
     return None
+
+
+def _telling(points: Points, drawn: Points, rule: Rule, met: NDArray[np.bool_]) -> Iterator[np.intp]:
+    """Yield which drawn sequences are asked for: those on which rivals differ, and those nearest to a limit of the first.
+
+    A call that lacks one property of a rule alone says more of it than one that lacks several; and so does one that meets the rule,
+    but lacks what else all wrong ones had in common.
+    """
+    for rival in met[1:]:
+        yield from np.flatnonzero(rival != met[0])[:_NEAR]
+    inside = np.flatnonzero(met[0])
+    lacks = ~np.array([drawn.meeting((prop,))[inside] for prop in points.common()])
+    for _ in range(_TELLING):
+        best = int(lacks.sum(0).argmax()) if lacks.size else 0
+        if not lacks.size or not lacks[:, best].any():
+            break
+        yield inside[best]
+        lacks = lacks[~lacks[:, best]]
+    for prop in rule:
+        others = drawn.meeting(tuple(other for other in rule if other != prop))
+        for side in (met[0], others & ~met[0]):
+            there = np.flatnonzero(side)
+            yield from there[np.argsort(drawn.off(prop)[there], kind="stable")][:_NEAR]
+
+
+# Features of which one follows from another where sequences have one new token or are alone, and those of what is asked.
+_FOLLOW = {
+    "prefix", "length", "prefix-new", "key_end", "longest", "longest_prefix", "total_keys", "new", "row_end", "total_new", "row",
+    "length-first", "prefix-first", "length-before", "prefix-before", "first_prefix", "asked", "window", "length-window", "softcap",
+    "sinks", "temperature", "stored", "packed", "ratio", *(f"asks: {what}" for what in ASKS),
+}  # fmt: skip
+
+
+def _part(lab: Lab, drawer: _Drawer, tried: Tried) -> Rule:
+    """Seek which queries, heads and dims of wrong sequences are wrong: what holds on fresh calls too. None if it is all of them."""
+    cells, dims = Points(), Points()
+
+    def there(shape: Shape) -> list[int]:
+        known = [features(shape, b) for b in range(len(shape.lens))] if shape.dtype == drawer.dtype else []
+        return [b for b, of in enumerate(known) if shape.lens[b][0] and meets(tried, of)]
+
+    computed = [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+    kept = [(result, wrong) for shape, result in computed if (wrong := there(shape))]
+    for result, wrong in kept[:: max(1, len(kept) // _TOLD)]:
+        _add_cells(result, wrong, cells, dims)
+    part: Rule = ()
+    for points in (cells, dims):
+        for _ in range(_CELL_ROUNDS):
+            if not any(chosen := rules(points, 1)):
+                break
+            before = len(points.known)
+            small = (shape for shape in drawer(_DRAWN) if _work(shape) <= _KEPT_WORK)
+            for shape, wrong in islice(((shape, wrong) for shape in small if (wrong := there(shape))), _EACH_SIDE):
+                if isinstance(came := lab.made(shape, 0), CallResult):
+                    _add_cells(came, wrong, cells, dims)
+            if points.confirm(chosen[0], before, _LEAST_EACH_SIDE):
+                part += chosen[0]
+                break
+    return part
+
+
+def _ends(wrong: torch.Tensor) -> list[int]:
+    """List some places of a row of flags: those around its first changes, and at the borders of blocks."""
+    changes = (wrong[1:] != wrong[:-1]).nonzero().flatten()[:4].tolist()
+    near = {place + more for place in changes for more in (0, 1)}
+    return sorted(
+        n for n in near | {0, 1, 15, 16, 31, 32, 63, 64, 128, len(wrong) - 2, len(wrong) - 1} if 0 <= n < len(wrong)
+    )
+
+
+def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims: Points) -> None:
+    """Add some queries and heads of sequences of a call, and some dims of what is wrong, unless it is between wrong and right."""
+    call, ratio, exact = result.call, result.call.heads.group, least_error(result.call.q.dtype)
+    off, right = relative_l1(result.by_row).nan_to_num(nan=np.inf), truth(call)
+    wrong_from, width = max(_SEEN, _ROUNDINGS * exact), right.shape[-1]
+    by_dim = ((result.out[: len(right)] - right).abs() / right.abs().mean(-1, keepdim=True)).nan_to_num(nan=np.inf)
+    for b in sequences:
+        start, new, q_heads = call.cu_seqlens_q.tolist()[b], call.lens_q[b], call.q.shape[1]
+        for i in _ends((off[start : start + new] >= wrong_from).any(1)):
+            for head in sorted({n for n in (0, 1, 2, 3, 4, 5, 7, 8, q_heads - 1) if n < q_heads}):
+                error = float(off[start + i, head])
+                if exact < error < wrong_from:
+                    continue
+                cells.add(
+                    {
+                        "query": i, "queries_after": new - 1 - i, "position": i + call.prefixes[b], "query_row": start + i,
+                        "head": head, "heads_after": q_heads - 1 - head, "kv_head": head // ratio, "head_in_group": head % ratio,
+                        "packed_row": i * ratio + head % ratio,
+                    },
+                    error >= wrong_from,
+                )  # fmt: skip
+                if error >= wrong_from and i in (0, new - 1) and head in (0, q_heads - 1):
+                    for dim in _ends(by_dim[start + i, head] > wrong_from / 10):
+                        known = {"dim": dim, "dims_after": width - 1 - dim, "width": width}
+                        dims.add(known, float(by_dim[start + i, head, dim]) > wrong_from / 10)

@@ -20,11 +20,17 @@ Rule = tuple[Property, ...]
 _Column = NDArray[np.generic]
 _Flags = NDArray[np.bool_]
 
+ASKS = {
+    "a window": "window ", "a soft cap": "softcap ", "sinks": "sinks", "a temperature": "temperature ", "stored K and V": "K and V",
+    "padded rows": "padded", "attention without a causal mask": "not causal", "cross attention": "cross",
+}  # fmt: skip
+"""Features that calls ask for, in words that follow "the call asks for", and a part of the names of their values."""
 _MODULI = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 # What a property costs a reader: the plainest features first, thresholds before residues.
 _FEATURE_COST = {
     "new": 0.0, "prefix": 0.0, "phase": 0.0, "dtype": 0.0, "head_dim": 0.0, "query": 0.0, "head": 0.1, "length": 0.1, "ratio": 0.1,
-    "kv_heads": 0.1, "sequences": 0.1, "kv_head": 0.1, "position": 0.1, "q_heads": 0.2, "index": 0.2, "after": 0.3,
+    "kv_heads": 0.1, "sequences": 0.1, "dim": 0.0,
+    **{f"asks: {what}": 0.2 for what in ASKS}, "kv_head": 0.1, "position": 0.1, "q_heads": 0.2, "index": 0.2, "after": 0.3,
 }  # fmt: skip
 _OTHER_FEATURE = 0.4
 _KIND_COST = {">=": 1.0, "<=": 1.0, "==": 1.3, "!=": 1.3, "between": 1.5, "in": 0.9, "residue": 1.5, "no residue": 1.5,
@@ -110,10 +116,41 @@ class Points:
         ]
         return Points([known for known, _ in kept], [wrong for _, wrong in kept])
 
+    def meeting(self, rule: Rule) -> _Flags:
+        """Tell which of them have every property of a rule."""
+        flags = np.ones(len(self.known), dtype=bool)
+        for prop in rule:
+            flags &= over(prop, self._column(prop.feature))
+        return flags
+
+    def confirm(self, rule: Rule, since: int, least: int) -> bool:
+        """Return True if those added since are wrong exactly where a rule holds, and enough of them lack each property alone."""
+        fresh, wrong = Points(self.known[since:], self.wrong[since:]), np.array(self.wrong[since:], dtype=bool)
+        met = fresh.meeting(rule)
+        alone = [fresh.meeting(tuple(other for other in rule if other != prop)) & ~met for prop in rule]
+        return bool((met == wrong).all()) and min(int(flags.sum()) for flags in (met, *alone)) >= least
+
+    def common(self) -> list[Property]:
+        """List the properties that everything wrong has."""
+        return list(_common(self.columns(), np.array(self.wrong, dtype=bool)))
+
+    def off(self, prop: Property) -> NDArray[np.float64]:
+        """Compute how far each is from the nearest limit of a property; 0 for words."""
+        column = self._column(prop.feature)
+        if column.dtype.kind in "UO":
+            return np.zeros(len(column))
+        values, limits = np.asarray(column, dtype=float), np.array(prop.values or (0.0,), dtype=float)
+        if "residue" in prop.kind:
+            values, limits = values % limits[0], limits[1:]
+        return np.asarray(np.nan_to_num(np.abs(values[:, None] - limits).min(1), nan=np.inf), dtype=float)
+
+    def _column(self, name: str) -> _Column:
+        return np.array([known[name] for known in self.known])
+
     def columns(self) -> dict[str, _Column]:
         """Return the values by feature."""
         names = self.known[0] if self.known else ()
-        return {name: np.array([known[name] for known in self.known]) for name in names}
+        return {name: self._column(name) for name in names}
 
 
 def rules(points: Points, most: int = 6) -> list[Rule]:
@@ -125,7 +162,7 @@ def rules(points: Points, most: int = 6) -> list[Rule]:
     """
     bad = np.array(points.wrong, dtype=bool)
     if not bad.any() or bad.all():
-        return []
+        return [()] if bad.any() else []
     columns = points.columns()
     excluding: dict[tuple[bytes, str], tuple[Property, _Flags]] = {}
     for prop in sorted(_common(columns, bad), key=_cost):
@@ -237,14 +274,19 @@ _NOUNS = {
     "prefix-first": "cached prefix less that of the first sequence", "q_heads": "q heads", "kv_heads": "kv heads",
     "ratio": "q heads per kv head", "head_dim_v": "head_dim of v", "first_head": "first head",
     "length-window": "length less the window",
+    "packed": "new tokens x q heads per kv head", "row_end": "last row in q, counted from 1,", "stored": "what is stored",
+    "key_end": "last row in k, counted from 1,", "softcap": "soft cap", "sinks": "sinks around",
     "items": "sequences x q heads", "autograd": "autograd mode", "asked": "what the call asks for", "ways": "way of calling",
     "query-prefix": "query index less the cached prefix", "query": "query index", "queries_after": "queries behind it",
+    "dim": "output dim", "dims_after": "output dims behind it", "width": "output dims", "query_row": "row in q",
+    "heads_after": "q heads behind it", "packed_row": "query index x q heads per kv head + place among these", "head": "q head",
     "kv_head": "kv head", "head_in_group": "place among the q heads of its kv head",
     **{f"tiles_of_{n}": f"tiles of {n} queries in the batch" for n in (16, 64, 128)},
+    **{f"items_of_{n}": f"tiles of {n} queries up to its end x q heads" for n in (16, 64, 128)},
 }  # fmt: skip
 """Features in words, where their names are not."""
 _YES_OR_NO = {
-    "is_longest": ("no sequence of the batch is longer", "another sequence of the batch is longer"),
+    **{f"asks: {what}": (f"the call asks for {what}", f"the call does not ask for {what}") for what in ASKS},
     "as_long_as_another": ("another sequence is as long", "no other sequence is as long"),
     "as_many_new_as_another": ("another sequence has as many new tokens", "no other sequence has as many new tokens"),
     "an_empty_one": ("the batch has a sequence without new tokens", "each sequence has new tokens"),
@@ -256,6 +298,9 @@ _PLAIN: dict[tuple[Value, ...], str] = {
     1.0): "it has one new token",
     ("new", ">=", 2.0): "it has several new tokens", ("sequences", "<=", 1.0): "it is alone", ("sequences", ">=",
     2.0): "it is in a batch",
+    ("queries_after", "<=", 0.0): "it is the last new token", ("query", "<=", 0.0): "it is the first new token",
+    ("longest-length", ">=", 1.0): "another sequence of the batch is longer",
+    ("longest-length", "<=", 0.0): "no sequence of the batch is longer",
     ("index", "<=", 0.0): "it is the first of its batch", ("index", ">=", 1.0): "it is not the first of its batch",
     ("after", "<=", 0.0): "it is the last of its batch", ("after", ">=", 1.0): "it is not the last of its batch",
     ("before_new", "<=", 0.0): "the sequence before it has no new tokens", ("kv_heads", "<=", 1.0): "there is one kv head",
@@ -265,6 +310,7 @@ _COMPANY = {
     "unlike": "sequences of the batch are unlike",
 }  # fmt: skip
 _DIFFERENCES = {
+    "longest-length": ("length of the longest sequence", "length"),
     "prefix-new": ("cached prefix", "new tokens"), "length-first": ("length", "length of the first sequence"),
     "length-before": ("length", "length of the sequence before it"), "new-before": ("new tokens",
     "new tokens of the sequence before it"),
@@ -274,9 +320,18 @@ _DIFFERENCES = {
 }  # fmt: skip
 
 
+_USUAL: Known = {
+    "asked": "nothing", "data": "normal", "layer": 0, "layout": "packed", "page": "packed", "autograd": "as called",
+    "first_head": 0,
+}  # fmt: skip
+
+
 def words(rule: Sequence[Property], context: Known | None = None) -> str:
     """Say a rule, after "where": "decode, cached prefix >= 129 and head_dim is 128"."""
-    said = [_said(Property(feature=name, kind="in", values=(value,))) for name, value in (context or {}).items()]
+    held = context or {}
+    usual = [name for name, value in _USUAL.items() if len(held) > len(_USUAL) and held.get(name) == value]
+    said = [_said(Property(feature=name, kind="in", values=(held[name],))) for name in held if name not in usual]
+    said += ["all else is as usual"] * bool(usual)
     said += [_said(prop) for prop in sorted(rule, key=lambda prop: prop.feature != "phase")]
     return ", ".join([*said[:-2], " and ".join(said[-2:])]) if said else "every call"
 
@@ -293,7 +348,7 @@ def _said(prop: Property) -> str:
         return " or ".join(map(_COMPANY.__getitem__, v))
     if (plain := _PLAIN.get((prop.feature, prop.kind, *prop.values))) is not None:
         return plain
-    if prop.feature in _DIFFERENCES and prop.kind in (">=", "<="):
+    if prop.feature in _DIFFERENCES and prop.kind in (">=", "<=", "=="):
         return _difference(prop)
     match prop.kind:
         case "==":
@@ -319,6 +374,8 @@ def _said(prop: Property) -> str:
 def _difference(prop: Property) -> str:
     of, less = _DIFFERENCES[prop.feature]
     limit = int(prop.values[0])
+    if prop.kind == "==":
+        return f"{of} is {less}{f' {limit:+}' * bool(limit)}"
     if prop.kind == ">=":
         return f"{of} > {less}" if limit == 1 else f"{of} >= {less}{f' {limit:+}' * bool(limit)}"
     return f"{of} < {less}" if limit == -1 else f"{of} <= {less}{f' {limit:+}' * bool(limit)}"

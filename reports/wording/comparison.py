@@ -157,7 +157,8 @@ def _settings_not_recorded(sides: list[str]) -> Found:
 def _doubts(doubts: list[tuple[str, str, str]]) -> Found:
     told = (f"{side} ({where}): {diagnosis.rstrip('.')}" for side, where, diagnosis in doubts)
     return Found(
-        "; ".join(told) or "nothing", "run it again, to the end, without a cache, and leave its scores as they are"
+        "; ".join(told) or "nothing",
+        "run all of it on one server, to the end, without a cache, and leave its scores as they are",
     )
 
 

@@ -98,7 +98,7 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     assert result.exit_code == ExitCode.REGRESSION
     assert result.tried is not None
     assert where in words(result.tried.rule)
-    assert f"Wrong exactly where {words(result.tried.rule, result.tried.context)}." in message(result)
+    assert f"rong exactly where {words(result.tried.rule)}." in message(result)
     assert kinds(result) == [kind]
 
 

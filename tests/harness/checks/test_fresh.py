@@ -101,6 +101,11 @@ def scale_of_the_first(call):
 
 def coin(call):
     return rounded_oracle(call) * (random.random() < 0.8)
+
+def raises(call):
+    if max(call.prefixes) > 40:
+        raise RuntimeError("too long")
+    return rounded_oracle(call)
 """
 FEW = {"phases": ["decode"], "dtypes": ["float32"], "head_dims": [64, 128], "read_out": 0}
 
@@ -120,6 +125,7 @@ def exit_status(test: str, tmp_path: Path) -> int:
         ("every_9th", "right alone, in a fresh process, and wrong in its run 9"),
         ("stateless", "it fails alone, in a fresh process"),
         ("coin", "chance decides"),
+        ("raises", "it fails alone, in a fresh process"),
     ],
 )
 def test_no_printed_test_is_green(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +140,7 @@ def test_no_printed_test_is_green(name: str, said: str, tmp_path: Path, monkeypa
         assert STATE_KEPT not in kinds
     else:
         assert exit_status(result.test, tmp_path) == 1
-        assert kinds & {STATE_KEPT, NONDETERMINISM} == (set() if name == "stateless" else {STATE_KEPT})
+        assert kinds & {STATE_KEPT, NONDETERMINISM} == ({STATE_KEPT} if name in ("every_9th", "scale_of_the_first") else set())
 
 
 def test_a_kernel_that_no_process_can_import_is_said_to_be_untried() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, Mask, Outputs
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Mask, Outputs
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
 from assay.harness.attention.shapes import Shape
@@ -59,6 +59,21 @@ BEHIND = Place(Shape("extend", ((40, 30), (9, 50), (0, 3), (150, 213)), (8, 2), 
         (lambda call, b, new, prefix: call.q.shape[2] > 64, BEHIND, "head_dim >= 96"),
         (lambda call, b, new, prefix: b > 0 and not call.lens_q[b - 1], BEHIND, "the sequence before it has no new tokens"),
         (
+            lambda call, b, new, prefix: new * call.heads.group > 64,
+            EXTEND,
+            "new tokens x q heads per kv head >= 65",
+        ),
+        (
+            lambda call, b, new, prefix: call.phase == "extend" and max(call.lens_k) - new - prefix >= 64,
+            Place(BEHIND.shape, 0),
+            "extend and length of the longest sequence >= length +64",
+        ),
+        (
+            lambda call, b, new, prefix: new <= 16 and prefix >= 300,
+            Place(Shape("extend", ((9, 413),)), 0),
+            "new tokens <= 16 and cached prefix >= 300",
+        ),
+        (
             lambda call, b, new, prefix: new + prefix < max(call.lens_k),
             Place(BEHIND.shape, 0),
             "another sequence of the batch is longer",
@@ -83,6 +98,18 @@ def test_borders_are_found_by_bisection_and_the_smallest_call_is_simple() -> Non
     [axis] = [axis for axis in found.axes if axis.name == "cached prefix"]
     assert (min(axis.wrong), max(axis.wrong)) == (202, 341)
     assert {201, 342} <= set(axis.right)
+
+
+def test_right_answers_refute_nothing_on_data_on_which_the_fault_may_not_show() -> None:
+    found = tried(zeros_where(lambda call, b, new, prefix: prefix >= 129 and float(call.v.abs().max()) < 100), EXTEND)
+    assert found.tried is not None
+    assert words(found.tried.rule, found.tried.context) == "cached prefix >= 129"
+
+
+def test_a_kernel_that_is_always_wrong_is_said_to_be() -> None:
+    found = tried(zeros_where(lambda *_: True), EXTEND)
+    assert found.tried is not None
+    assert (found.tried.rule, found.tried.context, found.tried.right) == ((), {}, 0)
 
 
 def test_nothing_is_said_where_wrongness_depends_on_the_numbers() -> None:
@@ -110,6 +137,16 @@ def test_a_kernel_is_asked_for_its_own_head_dims_and_dtypes_alone() -> None:
     assert seen <= {(dim, dtype) for dim in (64, 96, 128) for dtype in (torch.float32, torch.bfloat16)}
 
 
+def test_no_call_is_made_of_fewer_than_no_keys() -> None:
+    @declares(features=("not_causal",))
+    def kernel(call: AttentionCall) -> Tensor:
+        return torch.zeros_like(call.q) if call.features else oracle(call).to(call.q.dtype)
+
+    found = tried(kernel, Place(Shape("extend", ((64, -62),), asked=("cross attention",)), 0), most=80)
+    assert found.place is not None
+    assert sum(found.place.own) >= 0
+
+
 def test_nothing_is_said_of_a_kernel_that_keeps_state() -> None:
     faulty, seen = zeros_where(lambda call, b, new, prefix: prefix >= 129), set[float]()
 
@@ -126,6 +163,68 @@ def test_nothing_is_said_of_a_kernel_that_keeps_state() -> None:
 def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
     lab = Lab(Guard(zeros_where(lambda *_: False), memory=False), frozenset(), (), "cpu", lambda: False)
     assert not lab.repeats()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said", "part"),
+    [
+        (lambda out, call: out[256:], "last row in q, counted from 1, >= 257", "row in q >= 256"),
+        (lambda out, call: out[:, 4:], "q heads >= 5", "q head >= 4"),
+        (lambda out, call: out[..., 64:], "head_dim >= 96", "output dim >= 64"),
+        (lambda out, call: out[: call.lens_q[0]], "it is the first of its batch", ""),
+    ],
+)
+def test_the_part_of_a_sequence_that_is_wrong_is_said(
+    wrong: Callable[[Tensor, AttentionCall], Tensor], said: str, part: str
+) -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        out = oracle(call).to(call.q.dtype)
+        wrong(out, call).zero_()
+        return out
+
+    found = tried(kernel, Place(Shape("extend", ((150, 213), (140, 3)), (8, 2), 128), int("row" in part)))
+    assert found.tried is not None
+    assert words(found.tried.rule, found.tried.context) == said
+    assert (words(found.tried.part) if found.tried.part else "") == part
+
+
+def test_what_a_call_asks_for_is_said() -> None:
+    wrong = zeros_where(lambda call, b, new, prefix: call.spec.mask.window > 0 and prefix > 0)
+    found = tried(declares(features=("window",))(wrong), Place(Shape("extend", ((9, 80),), asked=("window 17",)), 0))
+    assert found.tried is not None
+    assert words(found.tried.rule, found.tried.context) == "a prefix is cached and the call asks for a window"
+    assert found.tried.rivals == ()
+
+
+def test_a_rule_that_no_call_told_apart_is_said_too() -> None:
+    faulty = zeros_where(lambda call, b, new, prefix: call.q.dtype == torch.bfloat16)
+
+    def kernel(call: AttentionCall) -> Tensor:
+        if (call.q.dtype == torch.bfloat16) != (call.q.shape[2] == 128):
+            raise KernelRefused("bfloat16 is for 128 dims")
+        return faulty(call)
+
+    lab = Lab(Guard(kernel, memory=False), frozenset(((64, 64), (128, 128))), (torch.float32, torch.bfloat16), "cpu", lambda: False)
+    for new in range(1, 40):
+        lab.ask(Shape("extend", ((new, 80),)))
+    found = experiment(lab, [Place(Shape("extend", ((9, 80),), head_dim=128, dtype=torch.bfloat16), 0)])
+    assert found.tried is not None
+    assert found.tried.context == {}
+    said = {words(rule) for rule in (found.tried.rule, *found.tried.rivals)}
+    assert said == {"head_dim >= 128", "dtype is bfloat16"}
+
+
+def test_where_no_rule_holds_on_all_calls_the_heads_and_dtype_of_the_base_are_held() -> None:
+    def wrong(call: AttentionCall, b: int, new: int, prefix: int) -> bool:
+        odd = (call.q.shape[1] * 7 + call.q.shape[2] // 16 * 5 + call.layer) % 3
+        return prefix >= (129, 60, 300)[odd]
+
+    found = tried(zeros_where(wrong), EXTEND)
+    assert found.tried is not None
+    limit = (129, 60, 300)[(2 * 7 + 64 // 16 * 5) % 3]
+    assert words(found.tried.rule, found.tried.context) == (
+        f"extend, dtype is float32, head_dim is 64, q heads is 2, kv heads is 1, all else is as usual and cached prefix >= {limit}"
+    )
 
 
 @declares(features=("lse", "window"))

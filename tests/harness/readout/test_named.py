@@ -74,6 +74,7 @@ def test_another_operator_has_the_sentence_and_no_name(unlisted: ReadOut) -> Non
     assert (named.id, named.title) == (OPERATOR, unlisted.sentence)
     assert named.does == "computes something other than attention"
     assert named.diagnosis == named.operator == unlisted.sentence
+    assert named.sentence == f"Not in the catalogue, but read off: {unlisted.sentence.rstrip('.')}."
 
 
 def test_what_is_not_exact_gives_no_name(missing_mask: ReadOut) -> None:
