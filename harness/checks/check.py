@@ -132,12 +132,7 @@ def check(
             late = wrong[0]
         result = _result(task, examined, findings, options)
         run, other, read = examined.run, examined.other, NOTHING_TRIED
-        # What is right at first and wrong later, or by chance, is so under no condition of a call.
-        changing = any(
-            not computed.fails and max(computed.late, computed.repeat) > computed.limits.largest_bound
-            for computed in run.results
-        )
-        if read_out != 0 and len(task.made) > 1 and run.results and examined.faults and not changing:
+        if read_out != 0 and len(task.made) > 1 and run.results and examined.faults and not _changes(run.results):
             journal.write("stands", result=result, reading=False)
             came = [(shape, what) for shape, _, what in examined.came]
             experiments = explore(guard, task.calls, came, journal, examined.faults)
@@ -154,6 +149,12 @@ def check(
             read = experiments.get(OUTPUT, NOTHING_TRIED)
     result = concluded(result, guard, run, task.path, read_out, journal, read, late, other)
     return result.model_copy(update={"seconds": time.monotonic() - start})
+
+
+def _changes(results: Sequence[CallResult]) -> bool:
+    """Return True if a call was right at first and wrong later, or by chance: that is so under no condition of a call."""
+    changed = [(max(result.late, result.repeat), result) for result in results if result.late or result.repeat]
+    return any(not result.fails and off > result.limits.largest_bound for off, result in changed)
 
 
 def concluded(

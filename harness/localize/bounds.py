@@ -28,9 +28,9 @@ from assay.harness.stats.query_bounds import (
     with_rare_draws,
 )
 
-CELLS = 60_000
+CELLS = 120_000
 """Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small matrix has
-about 28,000, the full one 52,000."""
+about 80,000, the full one 115,000."""
 # Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one.
 _MAX_MEMBERS = 48
 # Members of an ensemble of log-sum-exps: each is one number, and so has the tail of a single rounding, which few members of a way

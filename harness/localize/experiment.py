@@ -665,7 +665,9 @@ def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims
     call, ratio, exact = result.call, result.call.heads.group, least_error(result.call.q.dtype)
     off, right = relative_l1(result.by_row).nan_to_num(nan=np.inf), truth(call)
     wrong_from, width = max(_SEEN, _ROUNDINGS * exact), right.shape[-1]
-    by_dim = ((result.out[: len(right)] - right).abs() / right.abs().mean(-1, keepdim=True)).nan_to_num(nan=np.inf)
+    size = right.abs().mean(-1, keepdim=True)
+    by_dim = ((result.out[: len(right)] - right).abs() / size).nan_to_num(nan=np.inf)
+    shows = (right.abs() / size).nan_to_num() > wrong_from  # a dim that is nearly zero may be right by chance
     for b in sequences:
         start, new, q_heads = call.cu_seqlens_q.tolist()[b], call.lens_q[b], call.q.shape[1]
         for i in _ends((off[start : start + new] >= wrong_from).any(1)):
@@ -684,4 +686,7 @@ def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims
                 if error >= wrong_from and i in (0, new - 1) and head in (0, q_heads - 1):
                     for dim in _ends(by_dim[start + i, head] > wrong_from / 10):
                         known = {"dim": dim, "dims_after": width - 1 - dim, "width": width}
-                        dims.add(known, float(by_dim[start + i, head, dim]) > wrong_from / 10)
+                        if (off_there := bool(by_dim[start + i, head, dim] > wrong_from / 10)) or shows[
+                            start + i, head, dim
+                        ]:
+                            dims.add(known, off_there)
