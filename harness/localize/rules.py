@@ -137,7 +137,7 @@ class Points:
     def off(self, prop: Property) -> NDArray[np.float64]:
         """Compute how far each is from the nearest limit of a property; 0 for words."""
         column = self._column(prop.feature)
-        if column.dtype.kind in "UO":
+        if any(isinstance(value, str) for value in prop.values):
             return np.zeros(len(column))
         values, limits = np.asarray(column, dtype=float), np.array(prop.values or (0.0,), dtype=float)
         if "residue" in prop.kind:

@@ -156,7 +156,7 @@ def _in_blocks(name: str, cost: float) -> list[Term]:
 ROW_TERMS: tuple[Term, ...] = (
     *_named(("tried", 0.0), ("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("causal", 0.4), ("layer", 0.5), ("member", 0.6)),
     *_amounts(("pos", 0.5), ("i", 0.5), ("after", 0.5), ("head", 0.7), ("kv", 0.8)),
-    Term("i", "prefix", cost=1.2),
+    Term("i", "prefix", cost=1.2), Term("heads", "head", cost=0.7),
     *(term for name, cost in (("i", 0.9), ("pos", 0.9), ("after", 1.3)) for term in _residues(name, cost)),
     *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
     *_residues("head", 1.0, (2, 3, 4)),

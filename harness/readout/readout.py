@@ -123,8 +123,7 @@ def read_out(
     quantised = bool(results[0].noise)
     tried_condition.set(tried)
     with few_threads(()):
-        plain = (replace(shape, data=ON_GRID) if quantised else shape for shape in shapes if not shape.asked)
-        search = _Search(prober, results, quantised, plain)
+        search = _Search(prober, results, quantised, (shape for shape in shapes if not shape.asked))
         complete = True
         try:
             search.run()
@@ -159,10 +158,12 @@ class _Search:
     def __init__(self, prober: Prober, results: Sequence[CallResult], quantised: bool, shapes: Iterable[Shape]) -> None:
         self._prober, self._shapes, self._draw = prober, iter(shapes), np.random.default_rng(0)
         self.fitter, self.told = Fitter(prober), list[Sample]()
-        plain = [result for result in results if _READ.issuperset(result.call.features) and result.call.rows]
+        computed = [result for result in results if result.call.rows and result.call.k.shape[0]]
+        plain = [result for result in computed if _READ.issuperset(result.call.features)]
         wrong = [result for result in plain if result.fails]
         # The widest dtype that is wrong, whose rounding hides least.
         dtype = min((result.call.q.dtype for result in wrong), key=list(_NOISE).index, default=torch.float32)
+        self._dtype, self._quantised = dtype, quantised
         self._wrong = list(islice(_in_turn([r for r in wrong if r.call.q.dtype == dtype]), _WRONG))
         right = [result for result in plain if not result.fails]
         self._right = list(islice(_in_turn([r for r in right if r.call.q.dtype == dtype]), _RIGHT))
@@ -187,15 +188,18 @@ class _Search:
     def _on_the_grid(self) -> list[Sample]:
         """Ask for calls of the same shapes on data on which a declared quantisation costs nothing."""
         shapes = dict.fromkeys(shape_of(result.call) for result in (*self._wrong, *self._right))
-        return [sample for shape in shapes if (sample := self._asked(replace(shape, data=ON_GRID))) is not None]
+        calls = [call for shape in shapes if (call := self._made(shape)) is not None]
+        answers = [(call, out) for call in calls if (out := self._prober(call)) is not None]
+        return [sample_of(call, out, self._error, self._draw) for call, out in answers]
 
-    def _asked(self, shape: Shape) -> Sample | None:
+    def _made(self, shape: Shape) -> AttentionCall | None:
+        """Make a call like those of the pool; None if no such call can be drawn."""
         try:
-            call = shape.make(self._prober.asked, self._prober.device)
-        except (LookupError, ValueError):  # no such call can be drawn
+            data = ON_GRID if self._quantised else shape.data
+            call = replace(shape, dtype=self._dtype, data=data).make(self._prober.asked, self._prober.device)
+        except (LookupError, ValueError):
             return None
-        out = self._prober(call)
-        return None if out is None else sample_of(call, out, self._error, self._draw)
+        return call if call.rows and call.k.shape[0] else None
 
     def run(self) -> None:
         """Find the operator.
@@ -241,9 +245,7 @@ class _Search:
             if not undecided or asked >= _TELLING:
                 return
             self._prober.check_time()
-            try:
-                call = shape.make(self._prober.asked, self._prober.device)
-            except (LookupError, ValueError):
+            if (call := self._made(shape)) is None:
                 continue
             rows = np.arange(call.rows)[:: max(1, call.rows // 6)]
             queries = Queries(call, rows)

@@ -182,6 +182,8 @@ def _phrase(literal: Literal) -> str:
     if term.name == "tried" and (tried := tried_condition.get()) is not None:
         holding = (op, value) in (("==", 1), (">=", 1), ("!=", 0))
         return f"{'where' if holding else 'except where'} {rules.words(tried.rule, tried.context)}"
+    if (term.name, term.minus, op, value) == ("heads", "head", "==", 1):
+        return "in the last q head"
     if term.name in _FLAGS and op == "!=":
         op, value = "==", 1 - value
     if plain and op == "<" and value == 1 + (term.name in ("seqs", "new", "total")):
