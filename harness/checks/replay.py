@@ -68,21 +68,30 @@ def replay(
         run = run_calls(guard, calls, repeats=len(calls))
         if not guard.breaches:
             run.require_results()
-        experiments, untried = _explored(guard, run, journal) if read_out != 0 else (NOTHING_TRIED, ())
+    broken = [call for call, why in (*run.refused, *run.failed_repeats) if why in guard.breaches]
+    where, written = f"{len(broken)} recorded calls", guard.written[:1]
+    breaches = [breach(how, where, (example(broken[0]),), reproduce) for how in sorted(guard.breaches)]
+    breaches += [breach(how, "recorded calls", (example(call),), reproduce) for call, how in written]
+    envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
+    examined = _Examined(pack, recorded, chosen, unread=unread)
+
+    def judged(experiments: Experiments, untried: Sequence[str] = ()) -> KernelResult:
         findings = [
             finding
             for finding in _diagnosed(run, reproduce, experiments)
             if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
         ]
-    broken = [call for call, why in (*run.refused, *run.failed_repeats) if why in guard.breaches]
-    where = f"{len(broken)} recorded calls"
-    findings += [breach(how, where, (example(broken[0]),), reproduce) for how in sorted(guard.breaches)]
-    findings += [breach(how, "recorded calls", (example(call),), reproduce) for call, how in guard.written[:1]]
-    envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
-    seconds = time.monotonic() - start
-    result = _result(
-        kernel, run, _Examined(pack, recorded, chosen, unread=unread), findings, seconds, reproduce, envelope, untried
-    ).model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
+        seconds = time.monotonic() - start
+        result = _result(kernel, run, examined, [*findings, *breaches], seconds, reproduce, envelope, untried)
+        return result.model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
+
+    experiments = NOTHING_TRIED
+    with few_threads(calls):
+        result = judged(experiments)
+        if read_out != 0:
+            journal.write("stands", result=result, reading=False)
+            experiments, untried = _explored(guard, run, journal)
+            result = judged(experiments, untried)
     return concluded(result, guard, run, kernel, read_out, journal, experiments)
 
 
@@ -118,10 +127,8 @@ def replay_recorded(
     examined, run = _recorded_run(pack, candidate, served)
     kernel = candidate.kernel() if candidate.is_kernel and not not_run else None
     guard = Guard(kernel, journal=journal, memory=False) if kernel else None
-    findings = diagnose(run, reproduce)
     why = not_run or "a backend of SGLang's runs only in a server"
     not_tested = f"nondeterminism, state and overwritten inputs were not tested: {why}"
-    experiments, untried = NOTHING_TRIED, tuple[str, ...]()
     if guard:
         smallest: dict[bool, AttentionCall] = {}
         for call in sorted((result.call for result in run.results), key=lambda call: call.k.shape[0]):
@@ -133,15 +140,23 @@ def replay_recorded(
             not_tested = f"nondeterminism, state and overwritten inputs were not tested: {not_run}"
         else:
             run = replace(here, results=run.results + here.results)
-            if reader is not None:
-                experiments, untried = _explored(guard, run, journal)
-            findings = _diagnosed(run, reproduce, experiments)
             not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
-    seconds = time.monotonic() - start
     left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
-    said = (not_tested, *[left_out] * bool(examined.left_out), *untried)
-    result = _result(candidate.name, run, examined, findings, seconds, reproduce, not_tested=said, not_run=not_run)
-    result = result.model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
+
+    def judged(experiments: Experiments, untried: Sequence[str] = ()) -> KernelResult:
+        said = (not_tested, *[left_out] * bool(examined.left_out), *untried)
+        known = _diagnosed(run, reproduce, experiments)
+        seconds = time.monotonic() - start
+        result = _result(candidate.name, run, examined, known, seconds, reproduce, not_tested=said, not_run=not_run)
+        return result.model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
+
+    experiments = NOTHING_TRIED
+    result = judged(experiments)
+    if guard and not not_run and reader is not None:
+        journal.write("stands", result=result, reading=False)
+        experiments, untried = _explored(guard, run, journal)
+        result = judged(experiments, untried)
+    findings: Sequence[Finding] = result.findings
     asked = None if not_run else guard
     if asked and reader is None:
         return result
