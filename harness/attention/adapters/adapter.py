@@ -299,9 +299,19 @@ def longest(call: AttentionCall) -> tuple[int, int]:
 
 
 def block_table(pool: PagedKV, page: int, keys: int) -> Tensor:
-    """Return the block table of a pool, int32 [batch, pages]: as wide as so many keys need, as those of engines are."""
+    """Return the block table of a pool, int32 [batch, pages]: part of a wider one, as those of engines are."""
     table = pool.block_table
-    return torch.nn.functional.pad(table, (0, max(0, -(-keys // page) - table.shape[1])), value=pool.stale)
+    width = max(table.shape[1], -(-keys // page))
+    return torch.nn.functional.pad(table, (0, width + 1 - table.shape[1]), value=pool.stale)[:, :width]
+
+
+def beside_each_other(pool: PagedKV) -> PagedKV:
+    """Lay K and V out as parts of one cache, [pages, 2, ...], in which vLLM keeps them if the values are as wide as the keys."""
+    if pool.k.shape != pool.v.shape:
+        return pool
+    as_bytes = torch.stack([pool.k.view(torch.uint8), pool.v.view(torch.uint8)], 1)  # FP8 cannot be stacked
+    k, v = as_bytes.view(pool.k.dtype).unbind(1)
+    return replace(pool, k=k, v=v)
 
 
 def out_of(call: AttentionCall) -> Tensor:

@@ -38,6 +38,7 @@ from assay.harness.attention.adapters.adapter import (
     Adapter,
     Attend,
     Parameters,
+    beside_each_other,
     block_table,
     longest,
     out_of,
@@ -199,8 +200,8 @@ BATCHED_KVCACHE = Adapter(
     ways=_CACHED_WAYS | {_WITH_NEW: ()},
 )
 
-# Tokens per page: vLLM's default.
-_PAGE = 16
+# Tokens per page: vLLM's default, and others that it takes.
+_PAGES = (16, 32, 64)
 # Segments of a sequence's keys, and the most sequences that are computed in them, times kv heads: vLLM's.
 _SEGMENTS, _SEGMENTED = 16, 128
 _WITH_SEGMENTS = "with segments"
@@ -208,11 +209,12 @@ _BUFFERS = ("softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum")
 
 
 def _unified(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
-    pool, device = paged(call, _PAGE), call.q.device
+    page = next((page for page in _PAGES if f"{PAGED}: pages of {page} tokens" in call.spec.ways), _PAGES[0])
+    pool, device = beside_each_other(paged(call, page)), call.q.device
     window = call.spec.mask.window
     shape = len(call.lens_k), call.k.shape[1]
     most_q, most_k = longest(call)
-    table = block_table(pool, _PAGE, most_k)
+    table = block_table(pool, page, most_k)
     unscaled = torch.ones(1, device=device)
     k_descale, v_descale = (scale.expand(shape) for scale in scales_of(call) or (unscaled, unscaled))
     passed: dict[str, Any] = {
@@ -249,5 +251,6 @@ UNIFIED_ATTENTION = Adapter(
     | dict.fromkeys(("window", "softcap", "padding", "not_causal", *FP8_PER_TENSOR), ()),
     _unified,
     also=("seq_threshold_3D", "num_par_softmax_segments", *_BUFFERS),
-    ways={ROUNDED_Q: (), ROUNDED_K: (), _WITH_SEGMENTS: _BUFFERS},
+    ways={ROUNDED_Q: (), ROUNDED_K: (), PAGED: (), _WITH_SEGMENTS: _BUFFERS},
+    pages=lambda _: _PAGES,
 )  # fmt: skip
