@@ -42,7 +42,7 @@ _RIVALS = 3
 _Rated = tuple[float, bytes, Effect]
 # Calls, and wrong queries of each, on which an effect must explain something to be compared at all: most explain nothing.
 _FIRST, _TINY = 3, 3
-# Effects whose conditions are mined, best first; and most of them, where no condition is found for any.
+# Effects whose conditions are sought, best first; and most of them, where no condition is found for any.
 _SURELY_TRIED, _TRIED = 6, 10
 # Share of what is left that a clause must explain for no further effects to be tried.
 _SETTLED = 0.8

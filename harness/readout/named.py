@@ -24,7 +24,7 @@ from assay.harness.readout.words import legend
 from assay.harness.text import one_line, percent
 from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious, with_evidence
 
-# Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one.
+# Wrong outputs of calls in which an operator was not sought that it must give: a coincidence explains one.
 _CONFIRMED = 2
 # Right outputs that an operator may change, as a share of the wrong ones that it gives, for its sentence to be said.
 _SPOILT = 0.1
