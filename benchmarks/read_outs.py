@@ -5,11 +5,12 @@
     python benchmarks/read_outs.py sage_attn torch_sdpa --device cuda --seeds 0-199    # kernels that are right, by name
 
 A wrong kernel is read as `assay check` reads it, after its small matrix; of one that passes, nothing is said. What was read is then
-tried on calls of another distribution than those that it was mined from, in a kernel that has seen no call yet, and this decides:
+tried on calls of another distribution than those that it was sought in, in a kernel that has seen no call yet, and this decides:
 
 - truly: it gives every output that was tried, right and wrong;
 - partly: it gives at least half of the wrong ones, and is wrong on at most 2 % of the right ones;
 - silent: nothing was said;
+- untried: none of these calls is wrong, or lies within the condition's context, so that they say nothing;
 - wrongly: all else.
 
 A module given by path has a list `KERNELS` of (name, function of an `AttentionCall`, true description in one line); of a folder,
@@ -31,7 +32,7 @@ import runpy
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -50,14 +51,13 @@ from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.seeded import SeededFault
-from assay.harness.attention.call import AttentionCall, Kernel, Mask
+from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.declaration import declaration, declares
-from assay.harness.attention.sample_calls import call_of
-from assay.harness.attention.shapes import shape_of
+from assay.harness.attention.shapes import Shape
 from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import named
 from assay.harness.checks.observed import Reader
-from assay.harness.evidence.kernel_result import Tried
+from assay.harness.evidence.kernel_result import Tried, Value
 from assay.harness.localize.experiment import features
 from assay.harness.localize.faults import wrong_sequences
 from assay.harness.localize.kernel_runs import measure
@@ -112,7 +112,7 @@ class Outcome:
     @property
     def exact_and_false(self) -> bool:
         """Whether the sentence was stated as exact, and is not."""
-        return bool(self.said) and self.exact and self.how != "truly"
+        return bool(self.said) and self.exact and self.how not in ("truly", "untried")
 
 
 HELD = {"held-out": HELD_OUT, "held-out-second": SECOND, "held-out-third": THIRD}
@@ -211,29 +211,27 @@ def outcome(case: Case) -> Outcome:
 
 
 def held(condition: Tried, kernel: Kernel) -> str:
-    """Tell whether a condition says which sequences a kernel gets wrong, on calls that it has not seen: "truly" or "wrongly".
+    """Tell whether a condition says which sequences a kernel gets wrong, on calls that it has not seen."""
+    context, met = condition.context, 0
+    for number, drawn in enumerate(random_shapes(2_000, TRIED)):
+        shape = within(context, drawn)
+        call = shape.make(number)
+        result = measure(call, kernel(call.clone()), declaration(kernel).noise)
+        for b, wrong in enumerate(wrong_sequences(result)):
+            known = features(shape, b)
+            if shape.lens[b][0] and context.items() <= known.items():
+                met += wrong
+                if wrong != meets(condition, known):
+                    return f"wrongly: {shape.phase} {shape.lens} at {b} {shape.heads} {wrong}"
+    return "truly" if met else "untried"
 
-    The calls have the dtype and heads of its context; "silent" where none lies within that.
-    """
-    context, compared = condition.context, 0
+
+def within(context: Mapping[str, Value], shape: Shape) -> Shape:
+    """The shape with the heads, head_dim and dtype of a context."""
     q_heads, kv_heads, dtype = (context.get(name) for name in ("q_heads", "kv_heads", "dtype"))
-    for number, call in enumerate(random_calls(2_000, TRIED)):
-        if call.causal:
-            drawn = shape_of(call)
-            heads = (int(q_heads), int(kv_heads)) if q_heads and kv_heads else drawn.heads
-            dim = int(context.get("head_dim", (64, 128)[number % 2]))
-            shape = replace(
-                drawn, heads=heads, head_dim=dim, dtype=getattr(torch, str(dtype or "float32")), data="normal"
-            )
-            call = shape.make(number)
-            result = measure(call, kernel(call.clone()), declaration(kernel).noise)
-            for b, wrong in enumerate(wrong_sequences(result)):
-                known = features(shape, b)
-                if shape.lens[b][0] and context.items() <= known.items():
-                    compared += 1
-                    if wrong != meets(condition, known):
-                        return f"wrongly: {shape.phase} {shape.lens} at {b} {shape.heads} {wrong}"
-    return "truly" if compared else "silent: no call lies within the context"
+    heads = (int(q_heads), int(kv_heads)) if q_heads and kv_heads else shape.heads
+    dim = int(context.get("head_dim", shape.head_dim))
+    return replace(shape, heads=heads, head_dim=dim, dtype=getattr(torch, str(dtype or "float32")))
 
 
 def judged(case: Case, found: ReadOut) -> Outcome:
@@ -244,6 +242,8 @@ def judged(case: Case, found: ReadOut) -> Outcome:
     how = "wrongly"
     if not text:
         how = "silent"
+    elif not wrong and not false:
+        how = "untried"
     elif explained == wrong and not false:
         how = "truly"
     elif explained >= PARTLY * wrong and false <= FALSE * right:
@@ -261,9 +261,9 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
     """Outputs by query and head: wrong ones, those of them that the operator gives, right ones, those of them that it changes."""
     prober = Prober(kernel, until=time.monotonic() + 600)
     counts = np.zeros(4, np.int64)
-    for call in random_calls(1_000, TRIED // 2):
-        out = prober(call) if call.causal else None  # of others, assay makes no calls unless a kernel declares them
-        if out is None:
+    for number, shape in enumerate(random_shapes(1_000, TRIED // 2)):
+        call = shape.make(number)
+        if (out := prober(call)) is None:
             continue
         rows = np.unique(np.linspace(0, len(call.q) - 1, 24).astype(np.int64))
         queries = Queries(call, rows)
@@ -277,20 +277,21 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
     return wrong, explained, right, false
 
 
-def random_calls(seed: int, forwards: int) -> Iterator[AttentionCall]:
-    """Calls as a server makes them: forward passes, each through two of four layers; on normal data, float32, head_dim 16.
+def random_shapes(seed: int, forwards: int) -> Iterator[Shape]:
+    """Shapes of calls as a server makes them: forward passes, each through two of four layers; on normal data, in float32.
 
-    A batch has 1 to 3 sequences of at most 600 tokens, most of them at most 200. About half of the sequences of extend calls
-    have a cached prefix. A tenth of the passes is not causal.
+    A batch has 1 to 3 sequences of at most 600 tokens, most of them at most 200; one in ten extend calls has another without new
+    tokens. About half of the sequences of extend calls have a cached prefix.
     """
     rng = random.Random(f"calls {seed}")
     for _ in range(forwards):
         phase = rng.choice(("extend", "extend", "decode"))
         lens = [_lens(rng, phase) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
-        heads, causal = rng.choice(((4, 2), (8, 2), (4, 4))), rng.random() < 0.9
+        if phase == "extend" and rng.random() < 0.1:
+            lens.insert(rng.randrange(len(lens) + 1), (0, rng.choice((0, 20))))
+        heads, dim = rng.choice(((4, 2), (8, 2), (4, 4), (2, 1), (6, 2))), rng.choice((64, 64, 128, 80, 96))
         for layer in sorted(rng.sample(range(4), 2)):
-            call = call_of(lens, heads, 16, torch.float32, "cpu", rng.randrange(2**31))
-            yield call.with_spec(layer=layer, phase=phase, mask=Mask(causal=causal))
+            yield Shape(phase, tuple(lens), heads, dim, layer=layer)
 
 
 def _lens(rng: random.Random, phase: str) -> tuple[int, int]:
@@ -338,16 +339,16 @@ def kind_of(one: Outcome) -> str:
 
 
 def print_table(outcomes: list[Outcome]) -> None:
-    print(f"{'':22s} {'':7s}  {'where it is wrong':21s}  what it computes")
-    head = "kernels   truly silent wrongly  truly partly silent wrongly  false"
+    print(f"{'':22s} {'':7s}  {'where it is wrong':29s}  what it computes")
+    head = "kernels   truly untried silent wrongly  truly untried partly silent wrongly  false"
     print(f"{'kind':22s} {head}  calls (median, most)  CPU s of all (median, 95 %, most)")
     for kind in dict.fromkeys(kind_of(one) for one in outcomes):
         of = [one for one in outcomes if kind_of(one) == kind]
         there = Counter(one.where_how.partition(":")[0] for one in of)
         how, false = Counter(one.how for one in of), sum(one.exact_and_false for one in of)
         calls, cpu = [one.calls for one in of], sorted(one.all_cpu_s or one.cpu_s for one in of)
-        where = f"{there['truly']:7d} {there['silent']:6d} {there['wrongly']:7d}"
-        what = f"{how['truly']:6d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d}"
+        where = f"{there['truly']:7d} {there['untried']:7d} {there['silent']:6d} {there['wrongly']:7d}"
+        what = f"{how['truly']:6d} {how['untried']:7d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d}"
         print(
             f"{kind:22s} {len(of):7d} {where} {what} {false:6d}  "
             f"{statistics.median(calls):10.0f} {max(calls):6d}  "
