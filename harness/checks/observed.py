@@ -96,6 +96,7 @@ class Reader:
             results: what it computed.
             experiments: what they showed.
         """
+        self.last = None
         if not self.wants(findings, results):
             return _Observed(tuple(findings))
         try:

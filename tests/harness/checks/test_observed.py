@@ -143,8 +143,12 @@ def test_an_error_in_the_reading_leaves_what_was_found(monkeypatch: pytest.Monke
     def fails(*_: object, **__: object) -> ReadOut:
         raise ArithmeticError("singular matrix")
 
+    reader = Reader(60.0)
+    check(NO_MASK, cases=CASES, read_out=reader)
+    assert reader.last is not None
     monkeypatch.setattr(observed, "read_out", fails)
-    result = checked(NO_MASK)
+    result = check(NO_MASK, cases=CASES, read_out=reader)
+    assert reader.last is None, "what was read before is not of this time"
     assert (result.verdict, first(result).id) == ("regression", "mask-missing")
     assert "the kernel could not be read: ArithmeticError: singular matrix" in first(result).evidence
     assert first(result).picture is not None, "the failing call was"
