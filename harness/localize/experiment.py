@@ -47,14 +47,14 @@ _HEADS = (
 _LAYERS = (0, 1, 2, 3, 4, 5, 7, 8, 12, 16, 21, 27, 31)
 _DATA = ("normal", "peaky", "K offset", "K outliers", "large values", "scale 1.5 times")
 _USUAL: tuple[dict[str, Any], ...] = (
-    {"grad_mode": ""}, {"layout": "packed"}, {"page": 0}, {"ways": ()}, {"asked": ()}, {"first_head": 0}, {"layer": 0},
+    {"grad_mode": ""}, {"layout": "packed"}, {"ways": ()}, {"asked": ()}, {"first_head": 0}, {"layer": 0},
     {"data": "normal"}, {"head_dim_v": 0}, {"dtype": torch.float32}, {"head_dim": 64}, {"heads": (4, 2)}, {"heads": (2, 1)},
 )  # fmt: skip
 # Features that a context holds, by the field of the shape that decides them, and the fields that contexts hold, narrower and
 # narrower, where no rule holds on all calls.
 _HELD = {
     "phase": ("phase",), "dtype": ("dtype",), "asked": ("asked",), "data": ("data",), "layer": ("layer",), "layout": ("layout",),
-    "page": ("page",), "grad_mode": ("autograd",), "first_head": ("first_head",), "head_dim": ("head_dim",),
+    "grad_mode": ("autograd",), "first_head": ("first_head",), "head_dim": ("head_dim",),
     "heads": ("q_heads", "kv_heads"), "lens": ("company",),
 }  # fmt: skip
 _NARROW = 10  # fields
@@ -99,7 +99,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "head_dim_v": shape.head_dim_v or np.nan, "layer": shape.layer, "first_head": shape.first_head,
         "window": window or np.nan, "length-window": new + prefix - window if window else np.nan, "items": len(lens) * q_heads,
         "phase": shape.phase, "dtype": str(shape.dtype).removeprefix("torch."), "data": shape.data,
-        "page": str(shape.page or "packed"), "layout": shape.layout, "autograd": shape.grad_mode or "as called",
+        "layout": shape.layout, "autograd": shape.grad_mode or "as called",
         "softcap": _number(shape, "softcap"), "sinks": _number(shape, "sinks near"), "temperature": _number(shape, "temperature"),
         "stored": next((name for name in shape.asked if name.startswith("K and V")), "none"),
         **{f"asks: {what}": str(any(start in name for name in shape.asked)) for what, start in ASKS.items()},
@@ -304,7 +304,7 @@ def _axes(lab: Lab) -> Axes:
     asked = [()] + [(value,) for values in values_of(lab.guard.assay.features).values() for value in values]
     layouts = ("packed", "sliced", "heads first", "each its own")
     return {
-        "heads": _HEADS, "head_dim": sorted(d for d, v in lab.dims if d == v), "dtype": lab.dtypes, "page": (0, 1, 16, 64),
+        "heads": _HEADS, "head_dim": sorted(d for d, v in lab.dims if d == v), "dtype": lab.dtypes,
         "layer": _LAYERS, "layout": layouts, "data": _DATA, "grad_mode": ("", "inference_mode"), "asked": asked, "first_head": (0,
         4),
     }  # fmt: skip
@@ -364,7 +364,6 @@ def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
 
 _AXIS_WORDS = {
     "heads": "q heads/kv heads",
-    "page": "page size",
     "asked": "asked for",
     "grad_mode": "autograd",
     "first_head": "first head",

@@ -321,7 +321,7 @@ _DIFFERENCES = {
 
 
 _USUAL: Known = {
-    "asked": "nothing", "data": "normal", "layer": 0, "layout": "packed", "page": "packed", "autograd": "as called",
+    "asked": "nothing", "data": "normal", "layer": 0, "layout": "packed", "autograd": "as called",
     "first_head": 0,
 }  # fmt: skip
 
