@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -96,14 +96,3 @@ def paged(call: AttentionCall, page: int) -> PagedKV:
 
     given = call.stored or call
     return PagedKV(scattered(given.k), scattered(given.v), pages, slots, stale)
-
-
-def through_pages(call: AttentionCall, page: int) -> AttentionCall:
-    """Scatter K and V of a packed call over an adversarial pool, see `PagedKV`, and gather them again as a server does."""
-    pool = paged(replace(call, stored=None), page)
-    requests = range(len(pool.pages))
-    table = torch.zeros(len(requests), max(call.lens_k), dtype=torch.int32, device=call.k.device)
-    for row, slots in zip(table, torch.split(pool.slots, call.lens_k), strict=True):
-        row[: len(slots)] = slots
-    gathered = slots_of(table, requests, call.lens_k)
-    return replace(call, k=pool.k.flatten(0, 1)[gathered], v=pool.v.flatten(0, 1)[gathered])
