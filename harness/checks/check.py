@@ -304,10 +304,10 @@ def explore(
     return tried
 
 
-def _spent(device: str, seconds: float) -> Callable[[], bool]:
-    """Return what tells whether so much time is over, from now on."""
+def _spent(device: str, seconds: float) -> Callable[[], float]:
+    """Return what tells which share of so much time is used up, from now on."""
     clock = budget_clock(device)
-    return lambda: clock() > seconds
+    return lambda: clock() / seconds
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:

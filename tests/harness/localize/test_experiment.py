@@ -34,7 +34,7 @@ def zeros_where(wrong: Wrong) -> Callable[[AttentionCall], Tensor]:
 def tried(kernel: Kernel, place: Place, most: int = 900, fault: Fault | None = None, memory: bool = False) -> Experiments:
     dims = frozenset((dim, dim) for dim in (64, 96, 128))
     guard = Guard(kernel, memory=memory)
-    lab = Lab(guard, dims, (torch.float32, torch.bfloat16), "cpu", lambda: False, most, fault or WrongOutputs())
+    lab = Lab(guard, dims, (torch.float32, torch.bfloat16), "cpu", lambda: 0.0, most, fault or WrongOutputs())
     return experiment(lab, [place])
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_said_of_a_kernel_that_keeps_state() -> None:
 
 
 def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
-    lab = Lab(Guard(zeros_where(lambda *_: False), memory=False), frozenset(), (), "cpu", lambda: False)
+    lab = Lab(Guard(zeros_where(lambda *_: False), memory=False), frozenset(), (), "cpu", lambda: 0.0)
     assert not lab.repeats()
 
 
@@ -204,7 +204,7 @@ def test_a_rule_that_no_call_told_apart_is_said_too() -> None:
             raise KernelRefused("bfloat16 is for 128 dims")
         return faulty(call)
 
-    lab = Lab(Guard(kernel, memory=False), frozenset(((64, 64), (128, 128))), (torch.float32, torch.bfloat16), "cpu", lambda: False)
+    lab = Lab(Guard(kernel, memory=False), frozenset(((64, 64), (128, 128))), (torch.float32, torch.bfloat16), "cpu", lambda: 0.0)
     for new in range(1, 40):
         lab.ask(Shape("extend", ((new, 80),)))
     found = experiment(lab, [Place(Shape("extend", ((9, 80),), head_dim=128, dtype=torch.bfloat16), 0)])
