@@ -60,7 +60,7 @@ _HELD = {
 }  # fmt: skip
 _NARROW = 10  # fields
 _CONTEXTS = (*map(tuple[str, ...], ((), ("dtype",))), *(tuple(_HELD)[:n] for n in (1, 2, 3, -1, len(_HELD))))
-_CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR = 3, 8, 1500, 12, 4
+_CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR, _BESIDE = 3, 8, 1500, 12, 4, 12
 _EACH_SIDE, _LEAST_EACH_SIDE, _MOST_EACH_SIDE = 15, 8, 150
 # What a rule may cost more than the first and still be its rival.
 _TIE = 0.3
@@ -89,6 +89,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
     others = [pair for b, pair in enumerate(shape.lens) if b != at]
     before, first = shape.lens[at - 1] if at else (np.nan, np.nan), shape.lens[0] if at else (np.nan, np.nan)
     (q_heads, kv_heads), window, ratio = shape.heads, longest_window(shape.asked), shape.heads[0] // shape.heads[1]
+    earlier = shape.lens[:at] or ((np.nan, np.nan),)
     row, key_row = sum(n for n, _ in shape.lens[:at]), sum(lens[:at])
     known: dict[str, Value] = {
         "new": new, "prefix": prefix, "length": new + prefix, "prefix-new": prefix - new,
@@ -96,7 +97,9 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "total_new": sum(n for n, _ in shape.lens), "total_keys": sum(lens), "row": row, "row_end": row + new, "key_row": key_row,
         "key_end": key_row + new + prefix, "packed": new * ratio, "longest-length": max(lens) - new - prefix,
         "longest": max(lens), "longest_new": max(n for n, _ in shape.lens),
-        "longest_prefix": max(p for _, p in shape.lens), "before_new": before[0], "before_prefix": before[1],
+        "longest_prefix": max(p for _, p in shape.lens), "shortest": min(lens), "least_new": min(n for n, _ in shape.lens),
+        "least_prefix": min(p for _, p in shape.lens), "earlier_least_new": min(n for n, _ in earlier),
+        "earlier-length": max(n + p for n, p in earlier) - new - prefix, "before_new": before[0], "before_prefix": before[1],
         "first_new": first[0], "first_prefix": first[1], "length-first": new + prefix - sum(first),
         "length-before": new + prefix - sum(before), "new-before": new - before[0], "prefix-before": prefix - before[1],
         "prefix-first": prefix - first[1],
@@ -113,6 +116,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "company": "alone" if not others else "alike" if len(set(shape.lens)) == 1 else "unlike",
         "as_long_as_another": str(new + prefix in [n + p for n, p in others]),
         "as_many_new_as_another": str(new in [n for n, _ in others]), "an_empty_one": str(any(not n for n, _ in shape.lens)),
+        "one_prefix": str(len({p for _, p in shape.lens}) == 1),
         "another_without_prefix": str(any(not p for _, p in others)), "another_with_prefix": str(any(p for _, p in others)),
     }  # fmt: skip
     for tile in _TILES:
@@ -149,6 +153,7 @@ class Lab:
         fault: tells whether a sequence is wrong.
         name: of the fault.
         points: the sequences that were run.
+        places: where they lie.
         asked: calls that were made.
         share: of time and calls, what may be used for now.
         mixed: sequences that were wrong with some numbers and right with others.
@@ -167,6 +172,7 @@ class Lab:
     fault: Fault = field(default_factory=WrongOutputs)
     name: str = OUTPUT
     points: Points = field(default_factory=Points)
+    places: list[Place] = field(default_factory=list)
     asked: int = 0
     share: float = 1.0
     mixed: int = 0
@@ -189,10 +195,14 @@ class Lab:
             self.known[shape] = answer = self._answer(shape)
             if True in answer:
                 self.wrong_ones.append(shape)
-            for b, wrong in enumerate(answer):
-                if self.counts(shape, wrong):
-                    self.points.add(features(shape, b), bool(wrong))
+            self._add(shape, answer)
         return self.known[shape]
+
+    def _add(self, shape: Shape, answer: Sequence[bool | None]) -> None:
+        for b, wrong in enumerate(answer):
+            if shape.lens[b][0] and self.counts(shape, wrong):
+                self.points.add(features(shape, b), bool(wrong))
+                self.places.append(Place(shape, b))
 
     def wrong(self, shape: Shape, at: int) -> bool:
         """Return True if this sequence is wrong, with all numbers that were tried."""
@@ -215,9 +225,7 @@ class Lab:
 
     def learn(self, shape: Shape, came: Came) -> None:
         """Take a call that was made before into account."""
-        for b, wrong in enumerate(self.told(shape, came)):
-            if shape.lens[b][0] and self.counts(shape, wrong):
-                self.points.add(features(shape, b), bool(wrong))
+        self._add(shape, self.told(shape, came))
 
     def counts(self, shape: Shape, wrong: bool | None) -> bool:
         """Return True if an answer says where the kernel is wrong: on data of a kind of its own, a small error may not show."""
@@ -424,6 +432,20 @@ class _Drawer:
             if shape not in self._lab.known and _work(shape) <= self._most:
                 yield shape
 
+    def beside(self, shape: Shape, by: int) -> Iterator[Shape]:
+        """Yield shapes that differ from one in a length, by a few tokens or about this number, or in heads."""
+        if "heads" not in self.held:
+            yield from (replace(shape, heads=heads) for heads in _HEADS)
+        steps = {-2, -1, 1, 2, *(by // n for n in {1, 2, shape.heads[0], shape.heads[0] // shape.heads[1]})} - {0}
+        for b, (new, prefix) in enumerate(shape.lens):
+            pairs = [(new, prefix + step) for step in steps]
+            pairs += [(new + step, prefix) for step in steps if shape.phase != "decode" and new]
+            for pair in pairs:
+                if pair[0] >= 1 and pair[1] >= (shape.phase == "decode"):
+                    changed = replace(shape, lens=(*shape.lens[:b], pair, *shape.lens[b + 1 :]))
+                    if changed not in self._lab.known and _work(changed) <= self._most:
+                        yield changed
+
     def _changed(self) -> Shape:
         """Draw a shape that differs from one that was run in an axis or a sequence."""
         chance = self._random
@@ -586,8 +608,9 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
         met = np.array([drawn.meeting(rule) for rule in rivals])
         counts, refuted = {True: 0, False: 0}, False
         telling = ((shapes[int(i)], None) for i in _telling(lab.points.within(context), drawn, rivals[0], met))
+        between = ((shape, None) for shape in _between(lab, drawer, context, rivals[0]))
         others = ((shapes[int(i)], side) for side in counts for i in np.flatnonzero(met[0] == side)[:_MOST_EACH_SIDE])
-        for shape, side in chain(telling, others):
+        for shape, side in chain(telling, between, others):
             if shape in lab.known or (side is not None and counts[side] >= _EACH_SIDE):
                 continue
             answer = lab.ask(shape)
@@ -597,14 +620,15 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
                     inside = holds(rivals[0], known)
                     refuted |= inside != answer[b]
                     counts[inside] += 1
-        still = rules(lab.points.within(context))
+        within = lab.points.within(context)
+        still = rules(within)
         if not refuted and still[:1] == rivals[:1]:
             if counts[True] < _LEAST_EACH_SIDE or (rivals[0] and counts[False] < _LEAST_EACH_SIDE):
                 return None
             alike = [rule for rule in still[1:] if rule in rivals and cost(rule) <= cost(still[0]) + _TIE]
             ties = [rule for rule in alike if {prop.feature for prop in {*rule} ^ {*still[0]}} - _FOLLOW]
             return Tried(
-                fault=lab.name, rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False],
+                fault=lab.name, rule=within.plainest(rivals[0]), context=dict(context), wrong=counts[True], right=counts[False],
                 calls=lab.asked, rivals=tuple(ties[:1]),
             )  # fmt: skip
     return None
@@ -633,11 +657,40 @@ def _telling(points: Points, drawn: Points, rule: Rule, met: NDArray[np.bool_]) 
             yield from there[np.argsort(drawn.off(prop)[there], kind="stable")][:_NEAR]
 
 
+def _between(lab: Lab, drawer: _Drawer, context: Known, rule: Rule) -> Iterator[Shape]:
+    """Yield shapes with a sequence between what was right and what was wrong, at each limit of a rule: so limits are bisected."""
+    inside = np.array([context.items() <= known.items() for known in lab.points.known])
+    places = [place for place, there in zip(lab.places, inside, strict=True) if there]
+    points = lab.points.within(context)
+    for prop, wrong, right in list(points.gaps(rule)):
+        others, (low, high), middle = (
+            tuple(other for other in rule if other != prop),
+            sorted((wrong, right)),
+            (wrong + right) / 2,
+        )
+        there = np.flatnonzero(points.meeting(others))
+        nearest = [places[int(i)] for i in there[np.argsort(points.off(prop)[there], kind="stable")]]
+        kinds: dict[tuple[object, ...], Place] = {}
+        for place in nearest:
+            kinds.setdefault((place.shape.heads, len(place.shape.lens)), place)
+        drawn: dict[Value, Shape] = {}
+        for place in islice(kinds.values(), _BESIDE):
+            now = features(place.shape, place.at)[prop.feature]
+            for shape in drawer.beside(place.shape, round(middle - float(now))):
+                known = features(shape, place.at)
+                value = known[prop.feature]
+                if low < float(value) < high and context.items() <= known.items() and holds(others, known):
+                    drawn.setdefault(value, shape)
+        for value in sorted(drawn, key=lambda value: abs(float(value) - middle))[:_NEAR]:
+            yield drawn[value]
+
+
 # Features of which one follows from another where sequences have one new token or are alone, and those of what is asked.
 _FOLLOW = {
-    "prefix", "length", "prefix-new", "key_end", "longest", "longest_prefix", "total_keys", "new", "row_end", "total_new", "row",
-    "length-first", "prefix-first", "length-before", "prefix-before", "first_prefix", "asked", "window", "length-window", "softcap",
-    "sinks", "temperature", "stored", "packed", "ratio", *(f"asks: {what}" for what in ASKS),
+    "prefix", "length", "prefix-new", "key_end", "longest", "longest_prefix", "shortest", "least_new", "least_prefix", "new",
+    "earlier-length", "total_keys", "row_end", "total_new", "row", "length-first", "prefix-first", "length-before", "prefix-before",
+    "first_prefix", "asked", "window", "length-window", "softcap", "sinks", "temperature", "stored", "packed", "ratio",
+    *(f"asks: {what}" for what in ASKS),
 }  # fmt: skip
 
 
