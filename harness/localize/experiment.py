@@ -534,8 +534,11 @@ class Experiments:
     drawer: _Drawer | None = None
 
     def drawn(self) -> Iterator[Shape]:
-        """Yield shapes of calls like those that were tried, which were not."""
-        return self.drawer(_LOOKED_AT) if self.drawer else iter(())
+        """Yield shapes of calls like those that were tried, which were not; none if nothing was tried."""
+        if self.drawer is None:
+            return iter(())
+        self.drawer.held = ()
+        return self.drawer(_LOOKED_AT)
 
 
 NOTHING_TRIED = Experiments()
@@ -672,7 +675,7 @@ def _between(lab: Lab, drawer: _Drawer, context: Known, rule: Rule) -> Iterator[
         nearest = [places[int(i)] for i in there[np.argsort(points.off(prop)[there], kind="stable")]]
         kinds: dict[tuple[object, ...], Place] = {}
         for place in nearest:
-            kinds.setdefault((place.shape.heads, len(place.shape.lens)), place)
+            kinds.setdefault((place.shape.phase, place.shape.heads, len(place.shape.lens)), place)
         drawn: dict[Value, Shape] = {}
         for place in islice(kinds.values(), _BESIDE):
             now = features(place.shape, place.at)[prop.feature]

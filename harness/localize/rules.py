@@ -169,7 +169,7 @@ class Points:
         """Put limits between which nothing was run at the roundest number there: a block ends at 64, not at 66."""
         for prop, wrong, right in self.gaps(rule):
             ends = range(round(min(wrong, right)), round(max(wrong, right)))  # the last number below a limit
-            end = float(max(ends, key=lambda n: n & -n or math.inf))
+            end = float(max(ends, key=lambda n: (_roundness(n), -abs(n - wrong))))
             limit = end + 1 if right < wrong else end
             values = tuple(limit if value == wrong else value for value in prop.values)
             rule = tuple(other.model_copy(update={"values": values}) if other == prop else other for other in rule)
@@ -182,6 +182,11 @@ class Points:
         """Return the values by feature."""
         names = self.known[0] if self.known else ()
         return {name: self._column(name) for name in names}
+
+
+def _roundness(end: int) -> float:
+    """Return the power of two at which a block ends, if the next number belongs to another."""
+    return max(n & -n or math.inf for n in (end, end + 1))
 
 
 def rules(points: Points, most: int = 6) -> list[Rule]:

@@ -41,8 +41,8 @@ _Rated = tuple[float, bytes, Effect]
 _FIRST, _TINY = 3, 3
 # Effects whose conditions are sought, best first; and most of them, where no condition is found for any.
 _SURELY_TRIED, _TRIED = 6, 10
-# Share of the wrong outputs that an operator must explain for no further effects to be tried.
-_SETTLED = 0.8
+# Share of the wrong outputs that an operator must explain, and what it may cost, for no further effects to be tried.
+_SETTLED, _PLAIN = 0.8, 4.0
 
 
 # Most keys of a call that is read: its weights take a call of the kernel for every few of them.
@@ -132,7 +132,7 @@ class Fitter:
                 hits, operators = self._operators(effect)
                 best += [(hits * (1 - 0.01 * min(operator.cost, 20)), operator) for operator in operators]
             best.sort(key=lambda pair: -pair[0])
-            if best and best[0][0] > _SETTLED * total:
+            if best and best[0][0] > _SETTLED * total and best[0][1].cost < _PLAIN:
                 break
         near = [operator for score, operator in best if score > 0.8 * best[0][0]]
         return list(dict.fromkeys(near))[:8] or [Operator()]

@@ -39,7 +39,7 @@ _READ_AT_ONCE, _READ_AGAIN = 8, 5
 # Rounds in which calls that contradict an operator are sought in too, and how many of these.
 _ROUNDS, _AGAINST = 4, 12
 # Share of the wrong outputs below which a round that explains no more than the one before is the last.
-_LITTLE = 0.1
+_LITTLE = 0.02
 # Calls by which rivals are told apart in each round, and those that are looked at for it.
 _TELLING, _LOOKED_AT = 6, 60
 # Fresh calls on which an operator is tried in each round.
@@ -261,7 +261,8 @@ class _Search:
         """Ask for fresh calls, until one contradicts the operator: what was seen may all lie on one side of a limit."""
         if operator.effect is None:
             return
-        calls = (call for shape in islice(self._shapes, 2 * _FRESH) if (call := self._made(shape)) is not None)
+        shapes = (replace(shape, data="normal") for shape in islice(self._shapes, 2 * _FRESH))
+        calls = (call for shape in shapes if (call := self._made(shape)) is not None)
         for call in islice(calls, _FRESH):
             if (out := self._prober(call)) is not None:
                 self.told.append(sample_of(call, out, self._error, self._draw))
