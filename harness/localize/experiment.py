@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix_features import longest_window, values_of
-from assay.harness.attention.shapes import Lens, Shape
+from assay.harness.attention.shapes import Lens, Shape, shape_of
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
-from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of, wrong_sequences
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, truth
 from assay.harness.localize.rules import ASKS, Known, Points, Rule, cost, holds, meets, rules
@@ -582,6 +582,18 @@ def experiment(
     except SpentError:
         pass
     return _shown(lab, None, place, varied, drawer)
+
+
+def contradicts(result: CallResult, tried: Tried) -> bool:
+    """Return True if a sequence of a call is wrong, and a condition says that it is right.
+
+    Of a call that no lab made it is not known what its data is like: conditions of that are not contradicted.
+    """
+    shape = shape_of(result.call)
+    known = [features(shape, b) for b, wrong in enumerate(wrong_sequences(result)) if wrong]
+    about_data = "data" in tried.context or any(prop.feature == "data" for prop in tried.rule)
+    inside = (of for of in known if tried.context.items() <= of.items())
+    return not about_data and any(not holds(tried.rule, of) for of in inside)
 
 
 def _shown(
