@@ -38,6 +38,8 @@ _KIND_COST = {">=": 1.0, "<=": 1.0, "==": 1.3, "!=": 1.3, "between": 1.5, "in": 
               "residue between": 2.0, "power of two": 1.6, "no power of two": 1.6}  # fmt: skip
 # Kinds of properties with a limit that lies between two numbers.
 _LIMITED = (">=", "<=", "==", "between")
+# Features whose values are those of a list: nobody asks for those in between.
+_LISTS = {"head_dim", "head_dim_v", "window", "softcap", "sinks", "temperature"}
 _PER_VALUE, _ODD_RESIDUE = 0.15, 0.4
 # Most numbers that are listed, properties in a rule, and steps of the search for rules.
 _LISTED, _LARGEST, _STEPS, _BRANCHES = 6, 4, 4000, 40
@@ -154,7 +156,7 @@ class Points:
         """
         bad = np.array(self.wrong, dtype=bool)
         for prop in rule:
-            if prop.kind not in _LIMITED:
+            if prop.kind not in _LIMITED or prop.feature in _LISTS:
                 continue
             there = self.meeting(tuple(other for other in rule if other != prop))
             column = np.asarray(self._column(prop.feature), dtype=float)
