@@ -88,8 +88,8 @@ SENTENCES: Templates = {
     "non-inferior-anyway": "No loss beyond the margin is shown, and the candidate is non-inferior to the reference.",
     "nothing-in-common": "The run and the baseline measured nothing in common.",
     "policy-strict": "margins, error rates and envelope are the defaults, or stricter",
-    "own-error-grew": "Own error grew most at {where}: {accepted:percent} accepted, {now:percent} now, a factor {above:if above|within} "
-    "the policy's {line}.",
+    "own-error-grew": "Own error grew most at {where}: {accepted:percent} accepted, {now:percent} now, "
+    "a factor {above:if above|within} the policy's {line}.",
     "own-error-growth": Measured(
         "growth of own error", "{metric.value:times} times", "Largest over layers and conditions"
     ),

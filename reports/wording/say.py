@@ -72,30 +72,36 @@ class _Formatter(string.Formatter):
 
 
 class _Template:
-    """A template as a function of its values."""
+    """A template as a function of its values. Those that only choose words are false where they are not stated."""
 
     def __init__(self, words: str | Found | Measured) -> None:
         self._words = words
-        fields = (name for text in ([words] if isinstance(words, str) else words) for name in _fields(text))
-        names = dict.fromkeys([*(["metric"] if isinstance(words, Measured) else []), *fields])
-        self.__signature__ = inspect.Signature([inspect.Parameter(name, _KIND) for name in names])
+        needed: dict[str, bool] = {}
+        for name, how in (field for text in ([words] if isinstance(words, str) else words) for field in _fields(text)):
+            needed[name] = needed.get(name, False) or not how.startswith("if ")
+        self._unstated = {name: None for name, is_needed in needed.items() if not is_needed}
+        kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+        taken = [inspect.Parameter(name, kind, default=self._unstated.get(name, empty)) for name in needed]
+        if isinstance(words, Measured):
+            taken = [_METRIC, *(each for each in taken if each.name != _METRIC.name)]
+        self.__signature__ = inspect.Signature(taken)
 
     def __call__(self, *metric: Metric, **values: Any) -> str | Found | Measured:
-        values["metric"] = metric[0] if metric else None
+        values = {**self._unstated, **values, _METRIC.name: metric[0] if metric else None}
         if isinstance(self._words, str):
             return _Formatter().vformat(self._words, (), values)
         return type(self._words)(*(_Formatter().vformat(text, (), values) for text in self._words))
 
 
-def _fields(text: str) -> Iterator[str]:
-    """Yield the names of the values of a template, those within formats included."""
+_METRIC = inspect.Parameter("metric", inspect.Parameter.POSITIONAL_ONLY)
+
+
+def _fields(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of the values of a template with their formats, those within formats included."""
     for _, name, how, _ in string.Formatter().parse(text):
         if name:
-            yield re.split(r"[.\[]", name)[0]
+            yield re.split(r"[.\[]", name)[0], how or ""
             yield from _fields(how or "")
-
-
-_KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @cache
