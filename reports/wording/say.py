@@ -68,6 +68,8 @@ class _Formatter(string.Formatter):
         how, _, rest = format_spec.partition(" ")
         if isinstance(value, Statement):
             return say(value)
+        if value is None and how not in _FORMATS:  # also within words that are not chosen
+            return "not measured"
         return _FORMATS[how](value, rest) if how in _FORMATS else str(super().format_field(value, format_spec))
 
 
