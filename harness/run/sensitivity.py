@@ -15,8 +15,7 @@ from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
-from assay.harness.engines.inside.control import Control, set_control
-from assay.harness.engines.inside.write_request import write_now
+from assay.harness.engines.inside.control import Control, set_control, write_now
 from assay.harness.evidence.faults import (
     SENSITIVITY,
     SENSITIVITY_RECORD,

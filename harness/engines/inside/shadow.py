@@ -21,10 +21,10 @@ from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.noise import BESIDE_FP8
 from assay.harness.backend import Backend
 from assay.harness.engines.inside.candidates import Candidate, output_of
+from assay.harness.engines.inside.control import latest_write_request
 from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
 from assay.harness.engines.inside.pack_writer import PackWriter, stratum
 from assay.harness.engines.inside.truth_sums import TruthSums, check_stored, sampled_rows
-from assay.harness.engines.inside.write_request import latest_write_request
 from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits
 from assay.harness.evidence.envelope_counting import EnvelopeCounting, Values
 from assay.harness.evidence.error_table import (
