@@ -31,7 +31,7 @@ def query_sums(outputs: Tensor, expected: Tensor) -> Tensor:
         return torch.cat([query_sums(some, expected) for some in torch.split(outputs, each)])
     rows = max(1, _AT_ONCE // max(1, expected[:1].numel()))
     if len(expected) > rows:
-        parts = zip(outputs.split(rows, -3), expected.split(rows), strict=True)
+        parts = zip(torch.split(outputs, rows, -3), torch.split(expected, rows), strict=True)
         return torch.cat([query_sums(some, of_these) for some, of_these in parts], -3)
     a, b = outputs.detach().double(), expected.double()
     off, right = a - b, b.expand_as(a)
