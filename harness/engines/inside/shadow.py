@@ -187,11 +187,9 @@ class Shadow:
             self._resolve_worst()
         self._pass = of_pass = self._passes[call.forward_pass.number] = call.forward_pass
         if self._counting is not None and call.phase == "decode":
-            self._values = self._counting.decode(of_pass.prefix, of_pass.requests, in_graph=of_pass.in_graph)
+            self._values = self._counting.decode(of_pass.prefix, of_pass.requests)
         elif self._counting is not None:
-            self._values = self._counting.extend(
-                of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed, in_graph=of_pass.in_graph
-            )
+            self._values = self._counting.extend(of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed)
         numbers = condition_numbers(call.phase, of_pass.new, of_pass.prefix)
         self._numbers, self._conditions = numbers, torch.from_numpy(numbers).to(out.device)
         # Seeded by the pass as well, so that all layers and all processes compare the same queries.
