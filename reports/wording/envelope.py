@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, GRAPH
+from assay.harness.conditions import BORDER_TOKENS, ENVELOPE
 from assay.harness.evidence.envelope import Ranges
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import Statement
@@ -60,12 +60,9 @@ def _lengths(
 
 
 def _compared(envelope: EnvelopeResult) -> Iterator[str]:
-    """Say which lengths were compared in the shadow, and how many of the calls CUDA graphs served."""
+    """Say which lengths were compared in the shadow."""
     for phase, words in _lengths(envelope, envelope.compared, envelope.reached).items():
-        of_graphs = envelope.calls(phase, GRAPH.id, *GRAPH.labels)
-        calls = sum(envelope.calls(phase, "batch", label) for label in BATCHES.labels)
-        graphs = f", {'all' if of_graphs == calls else 'some'} of them in CUDA graphs" if of_graphs else ""
-        yield f"{words}, in batches of {_in_words(envelope.compared[phase]['batch'])}{graphs}"
+        yield f"{words}, in batches of {_in_words(envelope.compared[phase]['batch'])}"
     if "decode" not in envelope.claimed:
         yield "decode is the reference's"
 
@@ -88,7 +85,7 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
         yield f"extend and decode in one call: {why}"
     for phase in envelope.claimed:
-        if phase in limits.graphs and not envelope.calls(phase, GRAPH.id, *GRAPH.labels):
+        if phase in limits.graphs:
             yield f"{phase} in CUDA graphs: " + (
                 "the servers ran it without"
                 if limits.graphs[phase] == "disabled"
@@ -121,7 +118,6 @@ def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> s
 
 _START_OR_READ = "{url:if let assay start the servers, without a URL|see the servers' logs, and run again}"
 _REMEDIES = {
-    "CUDA graphs": "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower",
     "texts part": "run again, which asks other prompts; where many texts part, compare in float32 or set envelope_tokens lower",
     "no prefix cache": "keep the prefix cache on",
     "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
