@@ -34,7 +34,6 @@ from assay.harness.judge.probe_scores import (
     Measure,
     ProbePlace,
     changed_probes,
-    in_common,
     places,
 )
 from assay.harness.judge.traces import least_error
@@ -115,6 +114,10 @@ class _Arms:
         """Return the record that an arm is compared with; None if that was not run to its end."""
         own = self.first.get(base_of(arm, self.known))
         return own if own is not None and own.complete else None
+
+    def count(self, changed: Sequence[str]) -> str:
+        """Say in how many probes an arm differs; empty if in none."""
+        return f"in {len(changed)} of {len(self.manifest.lengths)} probes" if changed else ""
 
     def place(self, place: ProbePlace) -> str:
         prompt, shared, _ = self.manifest.lengths[place.probe]
@@ -251,7 +254,7 @@ def _agrees(ran: _Arms) -> Check:
     if apart is None:
         return required.check("ok", state("base-agrees", means=means))
     worst = max(floor_of(ran.base, [apart]).values(), key=lambda distance: distance.worst)
-    changed = in_common(changed_probes(ran.base.replies, apart.replies, ran.limits), ran.manifest)
+    changed = ran.count(changed_probes(ran.base.replies, apart.replies, ran.limits))
     at, decode = ran.place(worst.at) if worst.at else "", apart.why == "base longer"
     outcome = state("base-disagrees", means=means, worst=worst.worst, at=at, changed=changed, decode=decode)
     return required.check("missing", outcome)
@@ -364,7 +367,7 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
         id=_FINDING,
         title=f"{name} changes the output{f' in {askings[0]} of {askings[1]} askings' if askings else ''}",
         severity="serious",
-        where="; ".join(filter(None, [first, place_of(parted), in_common(changed, manifest)])),
+        where="; ".join(filter(None, [first, place_of(parted), ran.count(changed)])),
         claim=state(
             "feature-changes-output", arm=name, titles=[ran.known[id_].title for id_ in sorted(judged.arm)], askings=askings,
             # Of what was written, no position says what differs.
