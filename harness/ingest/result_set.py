@@ -205,6 +205,32 @@ class ReadResults:
         return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """One side of a comparison, read; of a file with several runs, one of them."""
+
+    source: SourceFile
+    reader: FormatReader
+    reading: ReadResults
+    run: str = ""
+
+    @property
+    def scores(self) -> dict[str, ResultSet]:
+        """Its scores, by task and metric."""
+        return {result_set.name: result_set for result_set in self.reading.sets}
+
+    @property
+    def file(self) -> FileRead:
+        """Describe how much was read of it, titled by the tool and the model, and of how many answers a score is."""
+        first = self.reading.sets[0] if self.reading.sets else None
+        about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
+        file = self.reading.file(self.source, self.reader.id, about)
+        fewer = [
+            made for made in (score.incomplete() for score in self.reading.sets) if made and made.severity != "info"
+        ]
+        return file.model_copy(update={"notes": (*file.notes, *(f"{made.where}: {made.diagnosis}" for made in fewer))})
+
+
 def perplexity(loglikelihood: float, units: float) -> float:
     """Compute the perplexity of texts of so many units; one that no float holds is 1e300."""
     return math.exp(min(-loglikelihood / units, math.log(1e300)))
