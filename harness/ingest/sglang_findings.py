@@ -30,7 +30,6 @@ _TITLES: dict[str, tuple[Severity, str]] = {
     "test-failed": ("warning", "A test failed"),
     "answers-invalid": ("warning", "Answers that could not be parsed"),
     "answers-unparsed": ("warning", "Answers that could not be parsed, suspected"),
-    "kernel-returned-nan": ("warning", "A kernel returned NaN"),
     "accuracy-warned": ("warning", "The engine warns of its accuracy"),
     "requests-failed": ("warning", "Requests without an answer"),
     "runaway-generations": ("warning", "Generations that never end"),
@@ -64,7 +63,7 @@ _NOTICES = {
 def findings(log: Log) -> list[CitedFinding]:
     """List all findings, the worst first."""
     rules = (
-        _below_guessing, _below_bound, _invalid, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused, _not_finite,
+        _below_guessing, _below_bound, _invalid, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused,
         _hidden_by_retry, _failed_otherwise, _notices, _errors,
     )  # fmt: skip
     return sorted((made for rule in rules for made in rule(log)), key=badness)
@@ -374,14 +373,6 @@ def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
         yield _finding(
             "test-failed", "the log", f"pytest counts {counts}, and no failure is named.", [], [(line, counts)]
         )
-
-
-def _not_finite(log: Log) -> Iterator[CitedFinding]:
-    """Yield the kernels that returned NaN although none was given to them."""
-    evidence = ["this text has no tensors: SGLANG_KERNEL_API_LOGLEVEL=10 dumps them"]
-    for name, where in log.nan_from.items():
-        says = f"{one_line(name)} returned NaN in {where.count} of its tensors, and was given none."
-        yield _finding("kernel-returned-nan", one_line(name), says, evidence, [where])
 
 
 def _notices(log: Log) -> Iterator[CitedFinding]:
