@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from assay.evals import gsm8k, lm_eval_tasks, mmlu, retrieval
+from assay.evals import gsm8k, mmlu, retrieval
 from assay.evals.retrieval import PromptRoom
 
 
@@ -13,7 +13,7 @@ def draw(data: str, most: int, seed: int, fit: Callable[[], PromptRoom]) -> mmlu
 
     Args:
         data: ``gsm8k`` or ``gsm8k:SOURCE`` (`assay.evals.gsm8k`); ``retrieval`` or ``retrieval:LENGTHS``
-            (`assay.evals.retrieval`); ``lm-eval:TASK`` (`assay.evals.lm_eval_tasks`); otherwise see `assay.evals.mmlu`.
+            (`assay.evals.retrieval`); otherwise see `assay.evals.mmlu`.
         most: largest number of questions.
         seed: of the order.
         fit: says what fits into the model; called only for a set whose prompts depend on it.
@@ -26,6 +26,4 @@ def draw(data: str, most: int, seed: int, fit: Callable[[], PromptRoom]) -> mmlu
         return gsm8k.draw_gsm8k(rest if name == gsm8k.NAME else data, most, seed)
     if name == retrieval.NAME:
         return retrieval.draw_retrieval(rest, most, seed, fit())
-    if name == lm_eval_tasks.NAME:
-        return lm_eval_tasks.draw_task(rest, most, seed)
     return mmlu.draw_questions(data, most, seed)

@@ -24,7 +24,7 @@ class Workload(Settings):
         BUILTIN_DATA,
         min_length=1,
         description="questions: builtin; a CSV or parquet file with simple-evals columns, or a hub dataset; gsm8k, or gsm8k:FILE; "
-        "retrieval, or retrieval:LENGTHS in tokens, separated by commas; lm-eval:TASK",
+        "retrieval, or retrieval:LENGTHS in tokens, separated by commas",
     )
     questions: int = Field(
         4096, ge=1, description="most multiple-choice questions asked; fewer are, as soon as the answers decide"

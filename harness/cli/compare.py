@@ -97,7 +97,7 @@ def compare(
 
 def _compare_fingerprints(a: Path, b: Path, allowed: list[str]) -> Document | None:
     """Compare what two files, servers or runs state of what was served; None if they hold no fingerprints."""
-    from assay.harness.fingerprint.stored import has_fingerprint, is_fingerprint, read_fingerprint
+    from assay.harness.evidence.fingerprint import has_fingerprint, is_fingerprint, read_fingerprint
 
     if not (any(map(is_fingerprint, (a, b))) and all(map(has_fingerprint, (a, b)))):
         return None

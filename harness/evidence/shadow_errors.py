@@ -85,7 +85,7 @@ class ShadowHeader(RunRecord):
         heads: q heads of each layer that was observed, over all processes that share them.
         rows: queries of the observed passes.
         sampled_rows: those of them that are compared with the truth.
-        write_request: the latest write request that was served; see `assay.harness.engines.inside.write_request`.
+        write_request: the latest write request that was served; see `assay.harness.engines.inside.control`.
     """
 
     reference: str

@@ -137,8 +137,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
         raise EvidenceError(
             f"{place} is empty: no pass was traced.",
             "a request that was sent while the control named this label",
-            "check that the server was started with ASSAY_TRACE, and see its log; "
-            "of a server with CUDA graphs, passes that they replay cannot be traced",
+            "check that the server was started with ASSAY_TRACE, and see its log",
         )
     if len({header.request for parts in passes.values() for header, _ in parts}) > 1:
         raise EvidenceError(

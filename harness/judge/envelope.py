@@ -146,8 +146,6 @@ def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, 
     cause = "" if only_decode or limits.prefix_cache else "no prefix cache"
     if only_decode and parted:
         cause = "texts part"
-    elif only_decode and parted is None and limits.graphs.get("decode", "disabled") != "disabled":
-        cause = "CUDA graphs"
     return state("envelope-lacking", parted=parted, lacking=list(map(_lacking, missing)), cause=cause, line=line)
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
-from assay.harness.engines.inside.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
-from assay.harness.engines.inside.write_request import write_now
+from assay.harness.engines.inside.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control, write_now
 from assay.harness.errors import UsageError
 from assay.harness.evidence.envelope import FOLDER as ENVELOPE_FOLDER
 from assay.harness.evidence.folder import RunFolder

@@ -17,9 +17,9 @@ from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.launch import check_engine_args
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.envelope import Envelope
+from assay.harness.evidence.fingerprint import read_fingerprint
 from assay.harness.evidence.records import Item, Suite
 from assay.harness.extras import require
-from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.sides import ROLES, Role
 from assay.harness.workload import Workload

@@ -13,9 +13,8 @@ from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang import memory
 from assay.harness.engines.sglang.catalog import check_version
 from assay.harness.errors import ChangedError, ExitCode, UsageError
-from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.evidence.fingerprint import Fingerprint, read_fingerprint
 from assay.harness.evidence.honours import BackendResult
-from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.baselines import since_accepted
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Device, Role, Side, flag_values

@@ -34,7 +34,7 @@ def title_of_suite(id: str, asked: str) -> str:
     """Name a suite by its id and the data set that was asked."""
     if id == "accuracy":
         # Data sets whose answers are no letters.
-        free = asked.partition(":")[0] in ("gsm8k", "retrieval", "lm-eval")
+        free = asked.partition(":")[0] in ("gsm8k", "retrieval")
         return f"{'Questions' if free else 'Multiple-choice questions'}{f' of {asked}' if asked else ''}"
     return asked or _TITLES.get(id, id)
 

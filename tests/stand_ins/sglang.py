@@ -18,7 +18,6 @@ from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.substitution import Substitution
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.sglang.attach import _observe
-from assay.harness.engines.sglang.graph_passes import Replays
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY
 
@@ -83,7 +82,6 @@ class Server:
         table = torch.arange(SLOTS).reshape(4, 64)
         self.runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu")
         self.backend = Backend(self.runner)
-        self.replays = Replays(SimpleNamespace())
         self.generator = torch.Generator().manual_seed(seed)
 
     def step(
@@ -128,4 +126,4 @@ def attach(
     faulty = FaultyCandidate(candidate, faults) if candidate else None
     behind = Shadow(folder / SENSITIVITY, faulty, None)
     attachment = Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind)
-    _observe(server.backend, "mine", attachment, server.replays, Pages(server.runner))
+    _observe(server.backend, "mine", attachment, Pages(server.runner))

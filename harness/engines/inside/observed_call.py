@@ -28,7 +28,6 @@ class ForwardPass:
         requests: the engine's request id per sequence.
         tokens: ids of the new tokens, [tokens].
         mixed: True if the engine put sequences in decode into an extend pass.
-        in_graph: True if a CUDA graph serves the pass.
     """
 
     number: int
@@ -37,7 +36,6 @@ class ForwardPass:
     requests: tuple[str, ...]
     tokens: Tensor
     mixed: bool = False
-    in_graph: bool = False
 
     def locate(self, row: int) -> tuple[int, int]:
         """Return the sequence of a query row, and the query's position among the new tokens of that sequence."""

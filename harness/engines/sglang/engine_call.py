@@ -30,7 +30,6 @@ class SGLangCall:
         batch: SGLang's ForwardBatch.
         arguments: further arguments, without ``save_kv_cache``.
         pages: the KV pool.
-        in_graph: whether a CUDA graph serves the pass.
     """
 
     phase: Phase
@@ -41,7 +40,6 @@ class SGLangCall:
     batch: Any
     arguments: dict[str, Any]
     pages: Pages
-    in_graph: bool = False
 
     @property
     def layer(self) -> int:
@@ -69,9 +67,7 @@ class SGLangCall:
         if sum(new) != rows:
             raise KernelRefused(f"a batch of {sum(new)} tokens has {rows} rows; start the server without padding")
         mixed = self.phase == "extend" and self.batch.forward_mode.name == _MIXED
-        return ForwardPass(
-            number, tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed, self.in_graph
-        )
+        return ForwardPass(number, tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed)
 
     def observed(self, forward_pass: ForwardPass) -> ObservedCall:
         """Return the call; its K and V are in the pool."""

@@ -16,7 +16,7 @@ from typing import Any
 from assay.harness.engines.base import Engine
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.inside.control import API_KEY
-from assay.harness.engines.process import ServerProcess, Trouble
+from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.common import agree
 from assay.harness.engines.sglang.launch import Launch
@@ -163,26 +163,17 @@ class SGLangServer(Engine):
 
     def _check_processes(self, process: ServerProcess) -> None:
         """Raise if a process has ended: SGLang's main process may stay, waiting at its own exit for those that are left."""
-        trouble = process.trouble(_ESSENTIAL)
-        if trouble is None:
-            return
-        if trouble.ended:
-            raise self._dead(process, trouble)
-        raise EngineError(
-            f"{self.who} hangs: {trouble}.",
-            "running processes",
-            f"wake it (kill -CONT {trouble.pid}) or find out what stopped it, and repeat the command, which resumes",
-            details=process.log_tail(),
-        )
+        if lost := process.lost(_ESSENTIAL):
+            raise self._dead(process, *lost)
 
-    def _dead(self, process: ServerProcess, trouble: Trouble | None = None) -> EngineError:
+    def _dead(self, process: ServerProcess, part: str = "", how: str = "") -> EngineError:
         return failures.ended(
             self.who,
-            trouble.what if trouble else process.how_it_ended,
+            how or process.how_it_ended,
             "during start-up" if self.startup_s is None else "after it was ready",
             process.recent_log(),
             process.log_tail(),
-            process=_plain(trouble.process) if trouble else "",
+            process=_plain(part) if part else "",
             out_of_memory=process.ran_out_of_memory,
         )
 

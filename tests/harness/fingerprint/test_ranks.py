@@ -10,8 +10,7 @@ from torch import Tensor
 
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.fingerprint.ranks import joined
-from assay.harness.fingerprint.weights import Piece, WeightPlace, describe_weight, distance, same_numbers
+from assay.harness.fingerprint.weights import Piece, WeightPlace, describe_weight, distance, joined, same_numbers
 
 
 @pytest.fixture

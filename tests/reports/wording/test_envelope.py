@@ -106,7 +106,7 @@ def test_a_gap_is_said_with_its_phase_and_its_condition(said: str) -> None:
 
 @pytest.mark.parametrize(
     ("cause", "parted", "settles"),
-    [("CUDA graphs", None, "--disable-cuda-graph"), ("no prefix cache", 0, "prefix cache on"), ("", None, "run again"),
+    [("no prefix cache", 0, "prefix cache on"), ("", None, "run again"),
      ("texts part", 12, "run again, which asks other prompts")],
 )  # fmt: skip
 def test_a_check_names_the_first_gaps_and_what_closes_them(cause: str, parted: int | None, settles: str) -> None:

@@ -26,10 +26,9 @@ from assay.harness.backend import Backend
 from assay.harness.checks.replay import diagnose_recorded
 from assay.harness.engines.inside import truth_sums
 from assay.harness.engines.inside.candidates import Computes, KernelCandidate
-from assay.harness.engines.inside.control import Control, set_control
+from assay.harness.engines.inside.control import Control, set_control, write_now
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.write_request import write_now
 from assay.harness.engines.sglang.served_kernel import _BackendCandidate
 from assay.harness.evidence.error_table import QUERY, SUMS, elements, excess, relative_l1
 from assay.harness.evidence.pack import Source, rank_folder, read_pack

@@ -23,8 +23,7 @@ from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.checkpoint import described_part
 from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
-from assay.harness.fingerprint.ranks import joined
-from assay.harness.fingerprint.weights import WeightPlace, describe_weight
+from assay.harness.fingerprint.weights import WeightPlace, describe_weight, joined
 from tests.harness.engines.sglang.sharded_layers import ARRANGEMENTS, LAYERS, wholes
 
 ROOT = Path(__file__).parents[4]
