@@ -89,7 +89,7 @@ class Segment:
 
     @cached_property
     def kind(self) -> SegmentKind:
-        """What it computes, by the functions of the model that it calls."""
+        """The phase that it computes, by the functions of the model that it calls."""
         prefills, decodes = "m" in self.letters, bool({"c", "v"} & set(self.letters))
         if self.setup:
             return "setup"
