@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -21,10 +21,8 @@ LISTED = 200
 """Most differing tensors and unpaired names in a result; they are counted beyond that."""
 
 
-class Unpaired(Worded):
+class Unpaired(Part):
     """Items of one task that were not compared, for one reason."""
-
-    words: ClassVar[tuple[str, ...]] = ("title",)
 
     id: str = Field(
         description="stable: other-prompt, other-target, only-in-a, only-in-b, repeated, not-scored, skipped-in-a, skipped-in-b, "
@@ -155,10 +153,8 @@ class ComparedTensors(Part):
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
 
 
-class TraceDifference(Worded):
+class TraceDifference(Part):
     """Differences of two traces that are alike, in one place or in many."""
-
-    words: ClassVar[tuple[str, ...]] = ("first",)
 
     where: str = Field(description='track and kind of segment, such as "request 2, decode"')
     a: Statement | None = Field(description="what A does; null for nothing")

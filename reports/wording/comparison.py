@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparison, TraceDifference, Unpaired
+from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparison, TraceDifference
 from assay.harness.ingest.result import UNKNOWN, IngestResult
 from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
@@ -129,11 +129,6 @@ _UNPAIRED = {
     "off-scale": "of a score that is not from 0 to 1 or to 100",
     "beyond-stop": "asked after the other run had stopped",
 }
-
-
-def unpaired_title(unpaired: Unpaired) -> str:
-    """Say why items were not paired, in words that follow their number."""
-    return _UNPAIRED[unpaired.id]
 
 
 @says
