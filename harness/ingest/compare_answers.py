@@ -8,7 +8,7 @@ from typing import Literal
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.assay_run import basis_of, report_of
-from assay.harness.ingest.comparison import SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
+from assay.harness.ingest.comparison import OFF_SCALE, SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
 from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, Pairing, decide_either_way, loss, pair_tasks
 from assay.harness.ingest.result_set import Loaded
 from assay.harness.judge.answer_lengths import (
@@ -81,7 +81,12 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
     # A result that is compared with its copy passes whatever the candidate computes.
     same = left.run == right.run and left.source.is_copy_of(right.source)
     checks = [
-        *_checks(left, right, [task for task in tasks if task in leading or task.of_no_scale], firsts),
+        *_checks(
+            left,
+            right,
+            [task for task in tasks if task in leading or any(gap.id == OFF_SCALE for gap in task.unpaired)],
+            firsts,
+        ),
         *_ends_checks(lengths, pairs, no_measure),
         Requirement("two-results", sides=SIDES).met(not same, state("bytes-compared", same=same)),
     ]
