@@ -90,8 +90,6 @@ def shadow(engine: Engine, place: Path, plan: Plan, keep: Keep = drop, seed: str
 
     Args:
         engine: the server, launched with `environment`.
-        place: its folder.
-        plan: a run with a layer diff.
         keep: gets the answers to the envelope's requests.
         seed: of these requests.
     """

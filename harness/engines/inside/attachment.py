@@ -82,7 +82,6 @@ class Attachment:
         """Return the output that the model uses, after everything that is switched on has received it.
 
         Args:
-            made: the call.
             out: the reference's output, [tokens, num_q_heads * head_dim_v]; anything but a tensor is returned as it is.
             reference: name of the backend that computed it.
 
