@@ -83,7 +83,7 @@ class ObservedCall(Protocol):
 
     @property
     def given(self) -> tuple[Tensor, Tensor] | None:
-        """What `own` returns where the cache stores it in fewer bits; None elsewhere."""
+        """Return what `own` does where the cache stores it in fewer bits; None elsewhere."""
 
     def pack(self, who: str) -> AttentionCall:
         """Gather the tensors as a call of the kernel contract for `who`. Raises KernelRefused for what that cannot express."""

@@ -73,7 +73,7 @@ class SGLangCall:
 
     @property
     def given(self) -> tuple[Tensor, Tensor] | None:
-        """What `own` returns where the pool stores it in fewer bits; None elsewhere."""
+        """Return what `own` does where the pool stores it in fewer bits; None elsewhere."""
         return self.own() if self.pages.stores_fewer_bits(self.radix_attention, self.k) else None
 
     def own(self) -> tuple[Tensor, Tensor] | None:
