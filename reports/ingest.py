@@ -28,9 +28,7 @@ from assay.reports.wording.comparison import ingest_headline
 from assay.reports.wording.written import worded_json
 
 # Tables of facts that a terminal shows; the page has all of them.
-_BRIEF = frozenset(
-    "tests servers arguments metrics benchmarks kernel-calls results scores requests calls boundaries".split()
-)
+_BRIEF = frozenset("tests servers arguments metrics benchmarks results scores requests calls boundaries".split())
 _MOST, _UNREAD = 20, 5  # rows of a table, and places that were not read, outside of the page
 _OUTCOMES: dict[Severity, Outcome] = {"serious": "failed", "warning": "error", "info": "ok"}
 

@@ -78,6 +78,7 @@ class Asked(Part):
         """
         made = {name: dict(asked.pop(name, None) or {}) for name in ("task", "generation", "limits", "served")}
         made["served"] |= {"model": model}
+        made["generation"] = {name: value for name, value in made["generation"].items() if not _SENDING.match(name)}
         for name, value in flat(arguments_of(arguments)).items():
             if not _SENDING.match(name) and not is_secret(name):
                 decides = [part for part, names in _DECIDES.items() if names.match(name)]

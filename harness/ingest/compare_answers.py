@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from assay.harness.files import timestamp
@@ -20,9 +19,7 @@ from assay.harness.ingest.pairing import (
     loss,
     pair_tasks,
 )
-from assay.harness.ingest.result import FileRead, FormatReader
-from assay.harness.ingest.result_set import ReadResults, ResultSet
-from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.result_set import Loaded, ResultSet
 from assay.harness.judge.answer_lengths import (
     AnswerEnd,
     AnswerLengths,
@@ -41,32 +38,6 @@ from assay.harness.verdict import WORST_FIRST, Check, Requirement, Verdict, caus
 _ALPHA = 0.05
 # Flips in a result, and characters that are kept of an answer.
 _FLIPS_SHOWN, _TEXT_KEPT = 50, 400
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """One side of a comparison, read; of a file with several runs, one of them."""
-
-    source: SourceFile
-    reader: FormatReader
-    reading: ReadResults
-    run: str = ""
-
-    @property
-    def scores(self) -> dict[str, ResultSet]:
-        """Its scores, by task and metric."""
-        return {result_set.name: result_set for result_set in self.reading.sets}
-
-    @property
-    def file(self) -> FileRead:
-        """Describe how much was read of it, titled by the tool and the model, and of how many answers a score is."""
-        first = self.reading.sets[0] if self.reading.sets else None
-        about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
-        file = self.reading.file(self.source, self.reader.id, about)
-        fewer = [
-            made for made in (score.incomplete() for score in self.reading.sets) if made and made.severity != "info"
-        ]
-        return file.model_copy(update={"notes": (*file.notes, *(f"{made.where}: {made.diagnosis}" for made in fewer))})
 
 
 def _result(

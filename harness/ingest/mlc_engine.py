@@ -6,18 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from assay.harness.ingest.mlc_rules import RULES
-from assay.harness.ingest.mlc_timeline import timeline
 from assay.harness.ingest.mlc_trace import (
     ADD,
     FORK,
     ID,
     TITLE,
-    Segment,
     SegmentKind,
     StepTrace,
-    Track,
     begins_trace,
     read_steps,
+    timeline,
 )
 from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FormatReader
 from assay.harness.ingest.source_file import SourceFile
@@ -27,11 +25,10 @@ from assay.harness.text import counted, one_line
 _ROWS_SHOWN, _VIOLATIONS_SHOWN = 100, 5
 # Kinds of segments, in the order of the columns.
 _KINDS: tuple[SegmentKind, ...] = ("setup", "extend", "mixed", "decode", "idle")
-# How a request got its sequence, in the table and in a fact.
-_FORKED = {
-    ADD: ("added", "adds a sequence: its prefill runs without a cached prefix"),
-    FORK: ("forked", "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix"),
-    "": ("not one", ""),
+# How a request got its sequence.
+_SEQUENCE = {
+    ADD: "adds a sequence: its prefill runs without a cached prefix",
+    FORK: "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix",
 }
 
 
@@ -40,10 +37,10 @@ def _read(source: SourceFile) -> FileDocument:
     shown = trace.tracks[:_ROWS_SHOWN]
     wanted = {place for violation in trace.violations for place in violation.places}
     wanted |= {place for _, place in (track.sequence for track in shown) if place}
-    wanted |= {track.output_at[0] for track in shown if track.output is not None}
+    wanted |= {place for track in shown for place in (track.lines[0].number, track.output_at[0])}
     texts = {number: one_line(text) for number, text in source.lines() if number in wanted} if wanted else {}
     return FileDocument(
-        file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_requests(trace), _calls(trace)),
+        file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_calls(trace),),
         findings=tuple(_findings(trace, texts)), timeline=timeline(trace),
     )  # fmt: skip
 
@@ -66,28 +63,27 @@ def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFindi
         )  # fmt: skip
 
 
-def _marked(track: Track) -> list[Segment]:
-    """List the segments that stand between marks: not the prefill before the first of them."""
-    return [segment for segment in track.segments if segment.letters.startswith("[")]
-
-
 def _facts(trace: StepTrace, texts: dict[int, str]) -> Iterator[Fact]:
     yield Fact(id="requests", title="Requests", text=counted(len(trace.tracks), "request"))
     if not trace.violations:
         yield Fact(id="rules", title="Rules", text="no rule of the engine is broken")
     for track in trace.tracks[:_ROWS_SHOWN]:
-        marked, slug, (first, rest) = _marked(track), track.name.replace(" ", "-"), track.tokens
+        # Not the prefill before the first mark.
+        marked = [segment for segment in track.segments if segment.letters.startswith("[")]
+        slug, (first, rest) = track.name.replace(" ", "-"), track.tokens
         idle = sum(segment.kind == "idle" for segment in marked)
         steps = sum(segment.kind == "decode" for segment in marked)
         ends = ", the last one" if idle == 1 and marked[-1].kind == "idle" else ""
         says = f"{counted(len(marked), 'segment')}: {steps:,} with a decode, {idle:,} idle{ends}"
-        yield Fact(id=f"{slug}-segments", title=f"Segments of {track.name}", text=says)
+        place, last = track.lines[0].number, track.lines[-1].number
+        cite = Excerpt(first=place, last=last, text=texts.get(place, ""))
+        yield Fact(id=f"{slug}-segments", title=f"Segments of {track.name}", text=says, cites=(cite,))
         says = f"{counted(first + rest, 'token')}: {first:,} from the prefill, {rest:,} from decodes"
         yield Fact(id=f"{slug}-tokens", title=f"Tokens of {track.name}", text=says)
         name, place = track.sequence
         if name:
             cite = Excerpt(first=place, last=place, text=texts.get(place, ""))
-            says = f"{track.name} {_FORKED[name][1]}"
+            says = f"{track.name} {_SEQUENCE[name]}"
             yield Fact(id=f"{slug}-sequence", title=f"Sequence of {track.name}", text=says, cites=(cite,))
         if track.output is not None:
             at, until = track.output_at
@@ -95,29 +91,8 @@ def _facts(trace: StepTrace, texts: dict[int, str]) -> Iterator[Fact]:
             yield Fact(id=f"{slug}-output", title=f"Answer to {track.name}", text=track.output, cites=(cite,))
 
 
-def _requests(trace: StepTrace) -> FactTable:
-    rows = []
-    for track in trace.tracks[:_ROWS_SHOWN]:
-        kinds = [segment.kind for segment in _marked(track)]
-        rows.append((
-            track.name, f"{track.segments[0].first:,} to {track.segments[-1].last:,}" if track.segments else "",
-            _FORKED[track.sequence[0]][0], f"{len(kinds):,}", f"{kinds.count('decode'):,}", f"{kinds.count('idle'):,}",
-            f"{sum(track.tokens):,}",
-        ))  # fmt: skip
-    columns, note = (
-        ("request", "lines", "sequence", "segments", "decodes", "idle", "tokens"),
-        _left_out(len(trace.tracks)),
-    )
-    return FactTable(id="requests", title="Requests", columns=columns, rows=tuple(rows), note=note)
-
-
-def _left_out(total: int) -> str:
-    return f"{total - _ROWS_SHOWN:,} more are not shown" if total > _ROWS_SHOWN else ""
-
-
 def _calls(trace: StepTrace) -> FactTable:
-    segments = [trace.setup] if trace.setup else []
-    segments += [segment for track in trace.tracks for segment in track.segments]
+    segments = [trace.setup, *(segment for track in trace.tracks for segment in track.segments)]
     counts = Counter((segment.kind, line.name) for segment in segments for line in segment.lines if line.kind != "mark")
     kinds = [kind for kind in _KINDS if any(key[0] == kind for key in counts)]
     totals = Counter[str]()
@@ -128,7 +103,13 @@ def _calls(trace: StepTrace) -> FactTable:
         (name, *(f"{counts[kind, name]:,}" for kind in kinds), f"{totals[name]:,}") for name in names[:_ROWS_SHOWN]
     )
     title, columns = "Actions and calls, by what their segment computes", ("name", *kinds, "all")
-    return FactTable(id="calls", title=title, columns=columns, rows=rows, note=_left_out(len(names)))
+    return FactTable(
+        id="calls",
+        title=title,
+        columns=columns,
+        rows=rows,
+        note=f"{len(names) - _ROWS_SHOWN:,} more are not shown" if len(names) > _ROWS_SHOWN else "",
+    )
 
 
 READER = FormatReader(ID, TITLE, begins_trace, _read, steps=read_steps)

@@ -14,9 +14,20 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from assay.harness.ingest.mlc_rules import DECODE, JUMP_FORWARD, PREFILL, Violation, violations
-from assay.harness.ingest.result import Excerpt, FileRead
+from assay.harness.ingest.result import (
+    MAX_COLUMNS,
+    MAX_TRACKS,
+    NOTHING,
+    POLLED,
+    TENTHS,
+    Excerpt,
+    FileRead,
+    Lane,
+    Timeline,
+    TimelineTrack,
+)
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 
 ID, TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
 ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
@@ -73,8 +84,16 @@ SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
 class Segment:
     """A repeating part of a request: the actions that the engine polled, the calls that it made and the marks."""
 
-    kind: SegmentKind
     lines: tuple[TraceLine, ...]
+    setup: bool = False
+
+    @cached_property
+    def kind(self) -> SegmentKind:
+        """The phase that it computes, by the functions of the model that it calls."""
+        prefills, decodes = "m" in self.letters, bool({"c", "v"} & set(self.letters))
+        if self.setup:
+            return "setup"
+        return "mixed" if prefills and decodes else "extend" if prefills else "decode" if decodes else "idle"
 
     @cached_property
     def steps(self) -> tuple[tuple[str, str], ...]:
@@ -97,19 +116,49 @@ class Segment:
         return self.lines[-1].number if self.lines else 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Track:
-    """A request, as messages name it; the text that the engine answered, if any, and the first and last line of that text."""
+    """A request, or what stands before the first: all lines up to the addition of the next.
 
-    name: str
-    segments: tuple[Segment, ...]
-    output: str | None = None
+    Attributes:
+        request: its number; 0 for what stands outside of all requests.
+        lines: those that stand alone.
+        answer: the lines of the text that the engine answered, if any.
+        output_at: the first and the last line of that text.
+    """
+
+    request: int
+    lines: list[TraceLine] = field(default_factory=list)
+    answer: list[str] = field(default_factory=list)
     output_at: tuple[int, int] = (0, 0)
+
+    @property
+    def name(self) -> str:
+        """The request, as messages name it."""
+        return f"request {self.request}"
+
+    @property
+    def output(self) -> str | None:
+        """The text that the engine answered; None if there is none."""
+        return "\n".join(self.answer) if self.output_at[0] else None
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """Its repeating parts. It must be complete."""
+        begun: list[list[TraceLine]] = [[]]
+        for line in self.lines:
+            if line.letter == "[":
+                begun.append([])
+            if line.kind:
+                begun[-1].append(line)
+            if line.letter == "]":
+                begun.append([])
+        return tuple(Segment(tuple(lines)) for lines in begun if lines)
 
     @property
     def sequence(self) -> tuple[str, int]:
         """The call by which it got its sequence, and its line; nothing if it got none or several."""
-        got = [(line.name, line.number) for segment in self.segments for line in segment.lines if line.letter == "A"]
+        got = [(line.name, line.number) for line in self.lines if line.letter == "A"]
         return got[0] if len(got) == 1 else ("", 0)
 
     @property
@@ -125,7 +174,7 @@ class StepTrace:
 
     file: FileRead
     tracks: tuple[Track, ...]
-    setup: Segment | None = None
+    setup: Segment
     violations: tuple[Violation, ...] = ()
 
 
@@ -163,25 +212,15 @@ def begins_trace(source: SourceFile) -> bool:
     return any(line is not None and line.kind and line.letter not in ("[", "]") for line in lines)
 
 
-@dataclass
-class _Part:
-    """The lines from the addition of a request to that of the next; `request` is 0 for what stands outside of all requests."""
-
-    request: int
-    lines: list[TraceLine] = field(default_factory=list)
-    output: list[str] = field(default_factory=list)
-    output_at: tuple[int, int] = (0, 0)
-
-
 def read_steps(source: SourceFile) -> StepTrace:
     """Read the steps of a whole engine trace, one line at a time."""
-    parts, excerpts, unread, number, requests, answering = [_Part(0)], list[Excerpt](), 0, 0, 0, False
+    parts, excerpts, unread, number, answering = [Track(0)], list[Excerpt](), 0, 0, False
     for number, text in source.lines():
         part, line = parts[-1], _line_of(text)
         # The text of an answer goes on over further lines, which only their place tells: a line that follows its beginning, and
         # is blank or printed by neither the engine nor the driver.
         if answering and (not text or (line is None and not text.startswith(_ENGINE))):
-            part.output.append(text)
+            part.answer.append(text)
             part.output_at = (part.output_at[0], number)
             continue
         if line is None:
@@ -190,53 +229,56 @@ def read_steps(source: SourceFile) -> StepTrace:
             continue
         answering = False
         if line.letter == "N":
-            requests += 1
-            parts.append(_Part(requests))
+            parts.append(Track(1 + max(each.request for each in parts)))
         elif line.name == _RELOAD:
-            parts.append(_Part(0))
-        elif line.letter == "o" and part.request and not part.output:
-            part.output, part.output_at, answering = [line.name], (number, number), True
+            parts.append(Track(0))
+        elif line.letter == "o" and part.request and not part.answer:
+            part.answer, part.output_at, answering = [line.name], (number, number), True
         parts[-1].lines.append(line._replace(number=number))
     outside = tuple(line for part in parts if not part.request for line in part.lines if line.kind)
-    tracks = tuple(
-        Track(
-            f"request {part.request}", tuple(_segments(part.lines)),
-            "\n".join(part.output) if part.output_at[0] else None, part.output_at,
-        )
-        for part in parts if part.request
+    return StepTrace(
+        FileRead.of(source, ID, TITLE, number - unread, unread, "line", excerpts, source.encoding_notes()),
+        tuple(part for part in parts if part.request), Segment(outside, setup=True), tuple(_violations(parts, number)),
     )  # fmt: skip
-    file = FileRead.of(source, ID, TITLE, number - unread, unread, "line", excerpts, source.encoding_notes())
-    return StepTrace(file, tracks, Segment("setup", outside) if outside else None, tuple(_violations(parts, number)))
 
 
-def _segments(lines: Iterable[TraceLine]) -> Iterator[Segment]:
-    begun: list[TraceLine] = []
-    for line in lines:
-        if line.letter == "[" and begun:
-            yield _segment(begun)
-            begun = []
-        if line.kind:
-            begun.append(line)
-        if line.letter == "]":
-            yield _segment(begun)
-            begun = []
-    if begun:
-        yield _segment(begun)
-
-
-def _segment(lines: Sequence[TraceLine]) -> Segment:
-    """Make a segment, whose kind follows from the functions of the model that it calls."""
-    called = {line.letter for line in lines}
-    prefills, decodes = "m" in called, bool(called & {"c", "v"})
-    kind: SegmentKind = "mixed" if prefills and decodes else "extend" if prefills else "decode" if decodes else "idle"
-    return Segment(kind, tuple(lines))
-
-
-def _violations(parts: Sequence[_Part], last: int) -> Iterator[Violation]:
+def _violations(parts: Sequence[Track], last: int) -> Iterator[Violation]:
     for number, part in enumerate(parts):
         ruled = [line for line in part.lines if line.letter]
         following = parts[number + 1].lines[0].number if number + 1 < len(parts) else 0
         letters = "".join(line.letter for line in ruled) + ("X" if following else "Z")
         lines = [(line.name, line.number) for line in ruled] + [("", following or last)]
         outside = "no request" if number else "before the first request"
-        yield from violations(letters, lines, f"request {part.request}" if part.request else outside)
+        yield from violations(letters, lines, part.name if part.request else outside)
+
+
+_LANES: dict[str, Literal["extend", "decode"]] = {PREFILL: "extend", DECODE: "decode"}
+_SEQUENCE = {ADD: "adds its sequence, ", FORK: "forks its sequence, ", "": ""}
+
+
+def timeline(trace: StepTrace) -> Timeline:
+    """Draw a lane for each action of a request, with a column for each segment, or for several where there are many."""
+    shown = trace.tracks[:MAX_TRACKS]
+    longest = max((len(track.segments) for track in shown), default=0)
+    lanes = tuple(_lanes(track, max(1, -(-longest // MAX_COLUMNS))) for track in shown)
+    return Timeline(segments=longest, tracks=lanes, left_out=len(trace.tracks) - len(shown))
+
+
+def _lanes(track: Track, per: int) -> TimelineTrack:
+    groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
+    lanes = tuple(
+        Lane(name=name, kind=_LANES.get(name, "other"), cells="".join(_cell(group, name) for group in groups))
+        for name in ACTIONS
+    )
+    note = f"{_SEQUENCE[track.sequence[0]]}{counted(sum(track.tokens), 'token')}"
+    return TimelineTrack(name=track.name, note=note, lanes=lanes)
+
+
+def _cell(group: Sequence[Segment], action: str) -> str:
+    """Return the cell of an action: in how many of some segments it computed something, or that it was polled."""
+    # An action computes something if the model is called before the next one is polled.
+    called = re.compile(rf"{ACTIONS[action]}[^pjdmcv]*[mcv]")
+    computed = sum(len(called.findall(segment.letters)) for segment in group)
+    if computed:
+        return TENTHS[int(min(1.0, computed / len(group)) * len(TENTHS) - 1e-9)]
+    return POLLED if any(ACTIONS[action] in segment.letters for segment in group) else NOTHING

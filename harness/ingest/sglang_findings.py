@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from assay.harness.attention.published import published
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.ingest import guessing
-from assay.harness.ingest.guessing import GUESSING, LEVEL, at_most
+from assay.harness.ingest.guessing import GUESSING, LEVEL, TaskScore, at_most, below_guessing
 from assay.harness.ingest.result import CitedFinding, CitedLines, Excerpt
 from assay.harness.ingest.result_set import MOST_UNPARSED
 from assay.harness.ingest.sglang_facts import Log, LogMetric, Server
@@ -31,7 +30,6 @@ _TITLES: dict[str, tuple[Severity, str]] = {
     "test-failed": ("warning", "A test failed"),
     "answers-invalid": ("warning", "Answers that could not be parsed"),
     "answers-unparsed": ("warning", "Answers that could not be parsed, suspected"),
-    "kernel-returned-nan": ("warning", "A kernel returned NaN"),
     "accuracy-warned": ("warning", "The engine warns of its accuracy"),
     "requests-failed": ("warning", "Requests without an answer"),
     "runaway-generations": ("warning", "Generations that never end"),
@@ -65,8 +63,8 @@ _NOTICES = {
 def findings(log: Log) -> list[CitedFinding]:
     """List all findings, the worst first."""
     rules = (
-        _below_guessing, _below_bound, _invalid, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused, _not_finite,
-        _hidden_by_retry, _failed_otherwise, _notices, _errors, _printed_below_guessing,
+        _below_guessing, _below_bound, _invalid, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused,
+        _hidden_by_retry, _failed_otherwise, _notices, _errors,
     )  # fmt: skip
     return sorted((made for rule in rules for made in rule(log)), key=badness)
 
@@ -145,16 +143,13 @@ def _below_guessing(log: Log) -> Iterator[CitedFinding]:
         count, bar = _questions(log, metric)
         same = (metric.test, metric.value)
         groups = [(scores, at) for scores, at, test in log.groups if (test, scores.get("score")) == same][:1]
-        evidence = [f"by group: {_by_group(scores)}" for scores, _ in groups]
-        cites = cite((metric.line, metric.text), bar, *(at for _, at in groups))
-        where = _test_name(log, metric.test)
         if count:
-            scores.append(
-                guessing.TaskScore(
-                    name, metric.value, count, where, tuple(cites), tuple(evidence), run=str(metric.line)
-                )
-            )
-    yield from guessing.below_guessing(scores)
+            scores.append(TaskScore(
+                name, "", metric.value, count, _test_name(log, metric.test), run=str(metric.line),
+                cites=cite((metric.line, metric.text), bar, *(at for _, at in groups)),
+                evidence=tuple(f"by group: {_by_group(scores)}" for scores, _ in groups),
+            ))  # fmt: skip
+    yield from below_guessing([*scores, *log.printed.scores()])
 
 
 def _by_group(scores: Mapping[str, float]) -> str:
@@ -380,14 +375,6 @@ def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
         )
 
 
-def _not_finite(log: Log) -> Iterator[CitedFinding]:
-    """Yield the kernels that returned NaN although none was given to them."""
-    evidence = ["this text has no tensors: SGLANG_KERNEL_API_LOGLEVEL=10 dumps them"]
-    for name, where in log.nan_from.items():
-        says = f"{one_line(name)} returned NaN in {where.count} of its tensors, and was given none."
-        yield _finding("kernel-returned-nan", one_line(name), says, evidence, [where])
-
-
 def _notices(log: Log) -> Iterator[CitedFinding]:
     """Yield the lines that may matter by themselves."""
     for kind in _NOTICES:
@@ -420,11 +407,3 @@ def _errors(log: Log) -> Iterator[CitedFinding]:
     seen = [*reversed(raised), *(where for (kind, _), where in log.notices.items() if kind == "error")]
     if seen:
         yield _noticed("error-logged", seen, f"{one_line(seen[0].text, 300).rstrip('.')}.")
-
-
-def _printed_below_guessing(log: Log) -> Iterator[CitedFinding]:
-    """Yield scores of printed tables that are below guessing; of a task in a group, named with a dash, one may be so by chance."""
-    printed = (each for each in log.printed.shares() if not each[1].startswith("-"))
-    yield from guessing.below_guessing(
-        guessing.TaskScore(task, score, 0, task, (cited,), run=run) for run, task, score, cited in printed
-    )

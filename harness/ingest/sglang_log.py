@@ -24,10 +24,6 @@ _SERVER = (
     "server", "backend", "test", "prefill batches", "sequences", "new tokens", "cached tokens", "cached", "decode lines",
     "best tok/s", "answered", "line",
 )  # fmt: skip
-_WITHOUT_TENSORS = (
-    "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
-    "SGLANG_KERNEL_API_DUMP_DIR dumps them"
-)
 # Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole.
 _EXPLAINED = 1 << 26
 _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seconds", "graph memory", "free memory")
@@ -37,7 +33,7 @@ _TIME = r"^\S{0,200}(?:\w{1,60}: )?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?:
 _SIGNS = re.compile(
     r"^=+ (?:test session starts|FAILURES|ERRORS|short test summary info) =+\r?$"
     r"|^\[METRIC\] \w+=|^command=python3? -m sglang|^Accuracy: [\d.]+\r?\nInvalid: [\d.]+\r?$"
-    rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  |SGLang Kernel API Call: |\w+ hit an exception|Received sigquit)"
+    rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  |\w+ hit an exception|Received sigquit)"
     rf"|^.{{0,120}}?{VLLM_SIGN}"
     r"|^\S{0,200}(?:\w{1,60}: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
     re.MULTILINE,
@@ -150,11 +146,7 @@ def _tables(log: Log) -> Iterable[FactTable]:
     yield _table("metrics", "Metrics", ("metric", "value", "test", "line"), metrics)
     figures = [(title, name, value, str(line)) for title, rows in log.blocks[:_SHOWN] for name, value, line in rows]
     yield _table("benchmarks", "Benchmarks", ("benchmark", "figure", "value", "line"), figures)
-    calls = [(one_line(name), f"{count:,}") for name, count in log.calls.most_common(_SHOWN)]
-    yield _table("kernel-calls", "Logged calls of kernels", ("function", "calls"), calls, _WITHOUT_TENSORS)
-    kinds = [(kind, f"{count:,}") for kind, count in log.kinds.most_common()]
     yield from log.printed.tables()
-    yield _table("kinds", "Kinds of lines", ("kind", "pieces"), kinds, "several writers may share a line")
 
 
 def _duration(test: Test) -> str:

@@ -6,6 +6,7 @@ import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from filecmp import cmp
 from pathlib import Path
 
 from assay.harness.errors import UsageError
@@ -62,32 +63,30 @@ class SourceFile:
         return self.head.decode(self.encoding, "replace").removeprefix("\ufeff")
 
     @property
+    def _files(self) -> dict[str, Path]:
+        """The file, or all files of the folder, by their names in it."""
+        files = self.path.rglob("*") if self.path.is_dir() else (self.path,)
+        return {str(file.relative_to(self.path)): file for file in files if file.is_file()}
+
+    @property
     def size(self) -> int:
         """Bytes of the file, or of all files in the folder."""
-        files = self.path.rglob("*") if self.path.is_dir() else (self.path,)
-        return sum(file.stat().st_size for file in files if file.is_file())
+        return sum(file.stat().st_size for file in self._files.values())
 
     def encoding_notes(self) -> tuple[str, ...]:
-        """Report that lines were not in the file's encoding; empty if all were. `lines` must have run."""
-        if not self.foreign:
-            return ()
+        """Report that lines were not in the file's encoding, if any were not. `lines` must have run."""
         lead = "line is" if self.foreign == 1 else "lines are"
-        return (f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.first_foreign})",)
+        note = f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.first_foreign})"
+        return (note,) if self.foreign else ()
 
     def sha256(self) -> str:
-        """Hash the whole file, in hexadecimal; empty for a folder, a pipe or a device."""
+        """Hash the whole file, in hexadecimal; "" for a folder, a pipe or a device."""
         return file_hash(self.path) if self.path.is_file() else ""
 
     def is_copy_of(self, other: SourceFile) -> bool:
         """Return True if both hold the same bytes: two files, or all files of two folders by their names."""
-        if self.path.is_dir() != other.path.is_dir() or self.size != other.size:
-            return False
-        if not self.path.is_dir():
-            return self.sha256() == other.sha256()
-        mine, theirs = (
-            {path.relative_to(side.path) for path in side.path.rglob("*") if path.is_file()} for side in (self, other)
-        )
-        return mine == theirs and all(file_hash(self.path / name) == file_hash(other.path / name) for name in mine)
+        mine, theirs = self._files, other._files
+        return mine.keys() == theirs.keys() and all(cmp(mine[name], theirs[name], shallow=False) for name in mine)
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield the lines in order with their numbers from 1, as an editor and ``grep -n`` count.

@@ -10,12 +10,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import zip_longest
-from typing import NamedTuple
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import ComparedTraces, Comparison, TraceDifference
-from assay.harness.ingest.mlc_timeline import timeline
-from assay.harness.ingest.mlc_trace import ADD, FORK, Segment, StepTrace, TraceLine, Track
+from assay.harness.ingest.mlc_trace import ADD, FORK, Segment, StepTrace, TraceLine, Track, timeline
 from assay.harness.statement import Statement, state
 from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
@@ -25,16 +23,6 @@ _KINDS_SHOWN = 50
 _ONE = {ADD: ("add", "add-one"), FORK: ("fork", "fork-one")}
 # Pairs of equal items beyond which two sequences are not aligned: time grows with them.
 _MOST_COMPARED = 5_000_000
-
-
-class _Difference(NamedTuple):
-    """What each trace does at its line; None for one that does nothing there: its line is the one before, or 0 if not known."""
-
-    where: str
-    subject: str
-    left: Statement | None
-    right: Statement | None
-    lines: tuple[int, int]
 
 
 def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
@@ -49,14 +37,18 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
         why = state("trace-without-steps", path=empty[0].file.path)
     elif differences:
         verdict, first = "regression", differences[0]
-        why = state("traces-differ", subject=first.subject, a=first.left, b=first.right, lines=first.lines)
+        subject = first.where.partition(",")[0]
+        why = state("traces-differ", subject=subject, a=first.a, b=first.b, lines=first.lines)
     elif unread:
         why = state("traces-not-understood", unread=unread)
     else:
         segments = [segment for track in a.tracks for segment in track.segments]
         steps = sum(len(segment.steps) for segment in segments)
         verdict, why = "pass", state("traces-equal", requests=len(a.tracks), segments=len(segments), steps=steps)
-    kinds = _summary(differences)
+    alike: dict[tuple[str, str, str], list[TraceDifference]] = defaultdict(list)
+    for each in differences:
+        alike[each.where, str(each.a), str(each.b)].append(each)
+    kinds = tuple(first.model_copy(update={"count": 1 + len(others)}) for first, *others in alike.values())
     return Comparison(
         verdict=verdict, created=timestamp(), kind="trace", why=(why,), a=a.file, b=b.file, notes=tuple(notes),
         trace=ComparedTraces(
@@ -66,26 +58,28 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
     )  # fmt: skip
 
 
-def _differences(a: StepTrace, b: StepTrace, notes: list[Statement]) -> Iterator[_Difference]:
+def _differ(where: str, a: Statement | None, b: Statement | None, lines: tuple[int, int]) -> TraceDifference:
+    """Make a difference. A side that does nothing there has None, and the line before, or 0 if that is not known."""
+    return TraceDifference(where=where, a=a, b=b, count=1, lines=lines)
+
+
+def _differences(a: StepTrace, b: StepTrace, notes: list[Statement]) -> Iterator[TraceDifference]:
     """Yield all differences, in the order of the traces: the setup, then the requests, matched by their order."""
-    if a.setup is not None or b.setup is not None:
-        empty = Segment("setup", ())
-        yield from _of_segments("the engine", a.setup or empty, b.setup or empty, notes)
+    yield from _of_segments("the engine", a.setup, b.setup, notes)
     for ours, theirs in zip_longest(a.tracks, b.tracks):
         if ours is not None and theirs is not None:
             yield from _of_tracks(ours, theirs, notes)
         else:
             only = ours or theirs
-            at = only.segments[0].first if only.segments else 0
-            yield _only("tracks", only.name, _does("is"), ours is not None, at, 0)
+            yield _only(only.name, _does("is"), ours is not None, only.segments[0].first if only.segments else 0, 0)
 
 
-def _only(where: str, subject: str, has: Statement, left: bool, at: int, after: int) -> _Difference:
+def _only(where: str, has: Statement, left: bool, at: int, after: int) -> TraceDifference:
     """Make the difference that one trace alone has: at a line, and where it is missing after one."""
-    return _Difference(where, subject, *((has, None, (at, after)) if left else (None, has, (after, at))))
+    return _differ(where, has, None, (at, after)) if left else _differ(where, None, has, (after, at))
 
 
-def _of_tracks(a: Track, b: Track, notes: list[Statement]) -> Iterator[_Difference]:
+def _of_tracks(a: Track, b: Track, notes: list[Statement]) -> Iterator[TraceDifference]:
     ours, theirs = ([(segment.kind, segment.steps) for segment in track.segments] for track in (a, b))
     blocks = _aligned(ours, theirs)
     if blocks is None:
@@ -99,13 +93,12 @@ def _of_tracks(a: Track, b: Track, notes: list[Statement]) -> Iterator[_Differen
                 continue
             only, beside = (left, b.segments[:b2]) if left else (right, a.segments[:a2])
             has = state("one-more-segment", kind=only.kind, steps=len(only.steps))
-            after = beside[-1].last if beside else 0
-            yield _only(f"{a.name}, {only.kind}", a.name, has, left is not None, only.first, after)
+            yield _only(f"{a.name}, {only.kind}", has, left is not None, only.first, beside[-1].last if beside else 0)
     if a.output != b.output:
         yield _of_answers(a, b)
 
 
-def _of_segments(name: str, a: Segment, b: Segment, notes: list[Statement]) -> Iterator[_Difference]:
+def _of_segments(name: str, a: Segment, b: Segment, notes: list[Statement]) -> Iterator[TraceDifference]:
     where = f"{name}, {a.kind}"
     blocks = _aligned(a.steps, b.steps)
     if blocks is None:
@@ -113,14 +106,14 @@ def _of_segments(name: str, a: Segment, b: Segment, notes: list[Statement]) -> I
         notes.append(state("steps-not-aligned", request=name, kind=a.kind, lines=(a.first, b.first)))
         blocks = [(first, first + 1, first, first + 1)]
     if a.kind != b.kind and a.steps == b.steps:
-        yield _Difference(where, name, _does("is-in", a.kind), _does("is-in", b.kind), (a.first, b.first))
+        yield _differ(where, _does("is-in", a.kind), _does("is-in", b.kind), (a.first, b.first))
     for a1, a2, b1, b2 in blocks:
         for i, j in zip_longest(range(a1, a2), range(b1, b2)):
             (ours, at), (theirs, there) = _step(a, a2, i), _step(b, b2, j)
             right = _of_line(theirs)
             if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
                 right = _does(_ONE[theirs.name][1])
-            yield _Difference(where, name, _of_line(ours), right, (at, there))
+            yield _differ(where, _of_line(ours), right, (at, there))
 
 
 def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceLine | None, int]:
@@ -143,16 +136,14 @@ def _does(does: str, name: str = "") -> Statement:
     return state("trace-does", does=does, name=name)
 
 
-def _of_answers(a: Track, b: Track) -> _Difference:
-    says, lines = (
-        [None if track.output is None else _does("has-answer") for track in (a, b)],
-        (a.output_at[0], b.output_at[0]),
-    )
+def _of_answers(a: Track, b: Track) -> TraceDifference:
+    says = [None if track.output is None else _does("has-answer") for track in (a, b)]
+    lines = (a.output_at[0], b.output_at[0])
     if a.output is not None and b.output is not None:
         at = next(index for index, (x, y) in enumerate(zip_longest(a.output, b.output)) if x != y)
         lines = (lines[0] + a.output[:at].count("\n"), lines[1] + b.output[:at].count("\n"))
         says = [_does("answers", one_line(text[max(0, at - 20) : at + 40], 70)) for text in (a.output, b.output)]
-    return _Difference(f"{a.name}, answer", a.name, says[0], says[1], lines)
+    return _differ(f"{a.name}, answer", says[0], says[1], lines)
 
 
 def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int, int, int]] | None:
@@ -166,13 +157,3 @@ def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, in
         return None
     blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
     return [(start + a1, start + a2, start + b1, start + b2) for tag, a1, a2, b1, b2 in blocks if tag != "equal"]
-
-
-def _summary(differences: Sequence[_Difference]) -> tuple[TraceDifference, ...]:
-    groups: dict[tuple[str, str, str], list[_Difference]] = defaultdict(list)
-    for item in differences:
-        groups[item.where, str(item.left), str(item.right)].append(item)
-    return tuple(
-        TraceDifference(where=first.where, a=first.left, b=first.right, count=1 + len(others), lines=first.lines)
-        for first, *others in groups.values()
-    )

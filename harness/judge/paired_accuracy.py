@@ -44,7 +44,7 @@ from assay.harness.stats.share import Interval, clopper_pearson, mcnemar
 from assay.harness.verdict import Verdict
 
 CHANCE = 0.25
-"""Accuracy of guessing among four options; a number or a text cannot be guessed."""
+"""Accuracy of guessing among four options; a number cannot be guessed."""
 # The reference must be shown to beat guessing by this multiple of the margin: less could not be lost visibly.
 _HEADROOM = 2.0
 # Largest share of answers without a letter: a comparison of more is one of formats.

@@ -9,7 +9,7 @@ from assay.harness.evidence.envelope import Ranges
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import Statement
 from assay.harness.text import counted, few, listed, met
-from assay.reports.wording.say import Found, say, says
+from assay.reports.wording.say import Found, Templates, say, says
 
 _FEATURES = {
     "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
@@ -116,23 +116,12 @@ def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> s
     return f"{phase}: {title} {lacking if isinstance(lacking, str) else _in_words(lacking)}"
 
 
-_START = "let assay start the servers, without a URL"
-_READ_LOGS = "see the servers' logs, and run again"
+_START_OR_READ = "{url:if let assay start the servers, without a URL|see the servers' logs, and run again}"
 _REMEDIES = {
     "texts part": "run again, which asks other prompts; where many texts part, compare in float32 or set envelope_tokens lower",
     "no prefix cache": "keep the prefix cache on",
     "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
 }
-
-
-@says
-def _envelope_not_requested(line: str) -> Found:
-    return Found(f"the suite layers was not requested; {line}", "add layers to --suites")
-
-
-@says
-def _envelope_not_counted(line: str, url: bool = True) -> Found:
-    return Found(f"no compared call was counted; {line}", _START if url else _READ_LOGS)
 
 
 @says
@@ -154,12 +143,11 @@ def _envelope_not_asked(suites: Sequence[str], line: str) -> Found:
     return Found(said, f"add {lacking} to --suites")
 
 
-@says
-def _envelope_not_answered(line: str, url: bool = True) -> Found:
-    said = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-    return Found(said, _START if url else _READ_LOGS)
-
-
-@says
-def _envelope_answered(answers: int, line: str) -> Found:
-    return Found(f"{counted(answers, 'answer')}; {line}")
+SENTENCES: Templates = {
+    "envelope-not-requested": Found("the suite layers was not requested; {line}", "add layers to --suites"),
+    "envelope-answered": Found("{answers:counted answer}; {line}"),
+    "envelope-not-counted": Found("no compared call was counted; {line}", _START_OR_READ),
+    "envelope-not-answered": Found(
+        "no answer of the candidate's own server to the envelope's requests was compared; {line}", _START_OR_READ
+    ),
+}

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Requirement
 from assay.reports.wording.requirements import said_check
-from assay.reports.wording.say import Found, Measured, say, says
+from assay.reports.wording.say import Found, Templates, say, says
 
 NO_ARM = "in no arm that was run to its end"
 """Why a feature is not covered that some arm was to have."""
-_AGAIN = "repeat the command, which switches them again"
 _RUN_AGAIN = "run it again"
 _MORE_MINUTES = "give it more --minutes"
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
@@ -43,15 +41,6 @@ def _requirement_unmet(requirement: str, outcome: Statement) -> str:
 def _features_change_nothing(backend: str, left_out: int, features: int, arms: int) -> str:
     but = f"; {counted(left_out, 'pair')} left out" if left_out else ""
     return f"{counted(features, 'feature')} in {counted(arms, 'arm')} changed nothing in {backend}{but}."
-
-
-@says
-def _largest_divergence(metric: Metric) -> Measured:
-    return Measured(
-        "largest mean divergence with features on",
-        "not measured" if metric.value is None else f"{metric.value:.2g} nats",
-        "Mean KL of the arm that is farthest from the candidate without any feature, on the same tokens",
-    )
 
 
 _NOTHING = {
@@ -94,11 +83,6 @@ def _arm_differs(by: str, **values: Any) -> str:
 
 
 @says
-def _arm_served_otherwise(differs: list[str]) -> str:
-    return f"of what its server served (A its base's, B its own), {'; '.join(differs)}"
-
-
-@says
 def _feature_changes_output(
     arm: str, titles: list[str], askings: tuple[int, int] | None, kl: float | None, why: list[Statement], alone: _Alone
 ) -> str:
@@ -114,11 +98,6 @@ _ALONE = {"larger same": "no difference in larger arms", "not run": "not run"}
 def _each_alone(alone: _Alone) -> str:
     shown = [(arm, _ALONE[kl] if isinstance(kl, str) else f"{kl:.2g}") for arm, kl in alone]
     return f"each alone: {'; '.join(f'{arm}: {does}' for arm, does in shown)}"
-
-
-@says
-def _arm_distance(measure: str, mean: float, positions: int, worst: float) -> str:
-    return f"{measure}: mean KL {mean:.3g} nats over {positions:,} positions, at worst {worst:.3g}"
 
 
 @says
@@ -183,22 +162,6 @@ def _inside_not_observed(why: str, said: str) -> str:
 
 
 @says
-def _features_not_switched(features: list[str], line: str) -> Found:
-    said = f"{listed(features)} {NO_ARM}" if features else "it was not done, or not to its end"
-    return Found(f"{said}; {line}", _AGAIN)
-
-
-@says
-def _switching_unreadable(said: str) -> Found:
-    return Found(said, _AGAIN)
-
-
-@says
-def _features_in_arms(features: int, arms: int, servers: int) -> Found:
-    return Found(f"{counted(features, 'feature')} in {counted(arms, 'arm')} of {counted(servers, 'server')}")
-
-
-@says
 def _arms_served_otherwise(first: Statement, arms: int) -> Found:
     do = "see assay compare of both servers' folders, and run it again"
     return Found(f"{say(first)}; {counted(arms, 'arm')} in all", do)
@@ -208,16 +171,6 @@ def _arms_served_otherwise(first: Statement, arms: int) -> Found:
 def _arms_served_alike(servers: int, parts: int) -> Found:
     agree = f"what {counted(servers, 'server')} served agrees in {counted(parts, 'part')}"
     return Found(agree if parts else "every arm ran in the server of its base")
-
-
-@says
-def _arms_recorded(arms: int, ended: bool) -> Found:
-    return Found(f"{'' if ended else 'it ended early, after '}{counted(arms, 'arm')}", _RUN_AGAIN)
-
-
-@says
-def _probes_answered(probes: int, tokens: int) -> Found:
-    return Found(f"{counted(probes, 'probe')}, {tokens:,} tokens")
 
 
 @says
@@ -277,14 +230,18 @@ def _arms_undecided(arms: list[tuple[str, list[Statement]]]) -> Found:
 
 
 @says
-def _arms_decided(arms: int) -> Found:
-    return Found(counted(arms, "arm"), _MORE_MINUTES)
-
-
-@says
 def _pairs_covered(mode: str, left_out: list[str]) -> Found:
     if mode != "pairs":
         return Found(f"features were not switched in pairs, but as --{mode}", "leave it out")
     if left_out:
         return Found(f"{counted(len(left_out), 'pair')} left out: {listed(left_out[:6])}", _MORE_MINUTES)
     return Found("all that can be on together")
+
+
+SENTENCES: Templates = {
+    "arm-distance": "{measure}: mean KL {mean:.3g} nats over {positions:,} positions, at worst {worst:.3g}",
+    "probes-answered": Found("{probes:counted probe}, {tokens:,} tokens"),
+    "arm-served-otherwise": "of what its server served (A its base's, B its own), {differs:parts}",
+    "arms-recorded": Found("{ended:if |it ended early, after }{arms:counted arm}", _RUN_AGAIN),
+    "arms-decided": Found("{arms:counted arm}", _MORE_MINUTES),
+}

@@ -566,7 +566,7 @@ def test_a_file_with_two_printed_runs_holds_both_sides_and_each_is_named(tmp_pat
         assert "::1" in str(error.value)
     with pytest.raises(UsageError, match="named twice"):
         compare(Path(f"{both}::1"), Path(f"{both}::hf"))
-    with pytest.raises(UsageError, match="one result"):
+    with pytest.raises(UsageError, match="holds 1 result"):
         compare_files(a, None, MARGIN, TensorRule())
     a.write_text(a.read_text() + "\n".join(b.read_text().splitlines()[1:]))
     with pytest.raises(EvidenceError, match=r"several scores of gsm8k .exact_match,flexible-extract."):

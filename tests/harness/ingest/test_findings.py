@@ -130,20 +130,6 @@ def test_a_server_that_failed_says_why_as_one_of_assays_own_does(name: str) -> N
     assert failure.line.rstrip(".") in facts["cause"].text
 
 
-def test_calls_of_kernels_are_counted_and_nan_that_nobody_gave_to_one_is_a_finding() -> None:
-    """As SGLang 0.5.23 logs them at level 5."""
-    log = Path(__file__).parents[2] / "data/sglang_log/kernel_calls.log"
-    document = sglang_log.READER.read(SourceFile.of(log))
-    assert (document.file.lines, document.file.unread) == (198, 0)
-    table = next(one for one in document.tables if one.id == "kernel-calls")
-    assert set(table.rows) == {("norm.rmsnorm", "2"), ("TorchNativeAttnBackend.forward_extend", "2")}
-    assert "SGLANG_KERNEL_API_DUMP_DIR" in table.note  # the text alone cannot be replayed
-    nan, crash = (by_id(document)[id] for id in ("kernel-returned-nan", "crash"))
-    assert nan.where == "TorchNativeAttnBackend.forward_extend"
-    assert log.read_text().splitlines()[nan.cites[0].first - 1].strip() == "nan_count=24"
-    assert "illegal memory access" in crash.evidence[0]
-
-
 STAMP = "[2026-01-24 18:15:48] "
 CRASH = (
     f"{STAMP}Prefill batch, #new-seq: 1, #new-token: 41, #cached-token: 77, token usage: 0.00, #running-req: 0, #queue-req: 0,\n"

@@ -78,7 +78,6 @@ def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
         "    an indented line outside of any block",
         "ValueError: outside of a traceback",
         STAMP + 'INFO:     127.0.0.1:1 - "POST /v1/chat/comple',
-        STAMP + "Memory pool end. avail mem=5.08 GB or so",
         STAMP + "max_total_num_tokens=125896, chunked_prefill_size=4096, available_gpu_mem=4.90 GB or so",
         "{'score': np.float64(0.1",
         "{'score': np.float64(0.1), and 'other': 0.2}",
@@ -101,32 +100,33 @@ def test_what_is_unknown_stays_unread_and_is_counted(line: str) -> None:
             "[2026-07-04 05:01:20 TP0] Prefill batch, #new-seq: 1, #new-token: 128, #cached-token: 70016, full token usage: 0.28, "
             "mamba usage: 0.20, #running-req: 1, #queue-req: 0, #pending-token: 0, npu graph: False, "
             "input throughput (token/s): 16.23",
-            "prefill",
+            "prefills",
         ),
         (
             "[2026-08-23 09:05:37 TP0 EP0] Decode batch, #running-req: 1, #full token: 165376, full token usage: 0.02, #swa token: "
             "768, swa token usage: 0.00, accept len: 5.30, accept rate: 0.86, cuda graph: True, gen throughput (token/s): 167.04, "
             "#queue-req: 0",
-            "decode",
+            "decodes",
         ),
         (
             STAMP
             + "Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, ",
-            "prefill",
+            "prefills",
         ),
-        ("[2024-10-22 06:31:49 TP0] Traceback (most recent call last):", "traceback"),
-        ("[2025-06-19 15:12:27] Scheduler hit an exception: Traceback (most recent call last):", "traceback"),
-        ("[2025-03-04 00:24:49 TP0] sglang is using nccl==2.21.5", "distributed"),
+        ("[2024-10-22 06:31:49 TP0] Traceback (most recent call last):", ""),
+        ("[2025-06-19 15:12:27] Scheduler hit an exception: Traceback (most recent call last):", "crash"),
+        ("[2025-03-04 00:24:49 TP0] sglang is using nccl==2.21.5", ""),
         (STAMP + "Use trtllm_mha as default attention backend for Llama.", "option-chosen"),
         (STAMP + "CUDA video decoding failed, falling back to CPU.", "fallback"),
         (STAMP + "Using x, since y is missing; falling back.", "fallback"),
-        (STAMP + "Receive: obj=GenerateReqInput(text='[METRIC] a=1')", "request-dump"),
-        (STAMP + "Ignore import error when loading sglang.srt.models.x: ", "model-not-importable"),
+        (STAMP + "Receive: obj=GenerateReqInput(text='[METRIC] a=1')", ""),
+        (STAMP + "Ignore import error when loading sglang.srt.models.x: ", ""),
     ],
 )
 def test_lines_of_other_versions_are_read(line: str, kind: str) -> None:
     log = read(line)
-    assert (log.read, log.kinds[kind]) == (1, 1)
+    counted = [getattr(server, kind).count for server in log.servers]
+    assert (log.read, counted or [noted for noted, _ in log.notices]) == (1, [1] if counted else [kind] if kind else [])
 
 
 def test_a_prefix_is_cached_if_each_sequence_has_16_tokens_of_it() -> None:
@@ -241,15 +241,3 @@ def test_a_summary_and_durations_tell_of_tests_whose_failure_is_not_shown() -> N
     (test,) = log.tests
     assert (log.read, test.seconds, test.outcome, test.outcome_line) == (7, 99.12, "failed", 6)
     assert [(trace.exception, at) for trace, at in log.traces] == [("ValueError: no", 0)]
-
-
-def test_a_kernel_that_was_given_nan_is_not_blamed_for_it() -> None:
-    lines = (
-        STAMP + "SGLang Kernel API Call: f",
-        "Positional input arguments:",
-        "        nan_count=3",
-        "Output:",
-        "        nan_count=3",
-    )
-    assert not read(*lines).nan_from
-    assert read(*lines[:2], *lines[3:]).nan_from["f"].first == 4

@@ -54,7 +54,6 @@ def test_a_log_that_an_engine_printed_its_trace_into_is_a_log(tmp_path: Path, se
     ("name", "format_"),
     [
         ("sglang_log/seed.log", "sglang-log"),
-        ("sglang_log/kernel_calls.log", "sglang-log"),
         ("traces/mlc_engine.txt", "mlc-llm-actions"),
         ("results/lm_eval_a", "lm-eval"),
         ("results/simple_evals_a/gsm8k_tiny.html", "simple-evals"),
