@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
-from assay.harness.evidence.folder import EndedFolder, RunFolder
+from assay.harness.evidence.folder import EndedFolder
 from assay.harness.evidence.manifest import Origin
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Token
@@ -216,8 +216,3 @@ def compares_features(folder: Path) -> bool:
         return b'"not_covered"' in whole_file(folder / "manifest.json")
     except (OSError, EvidenceError):
         return False
-
-
-def invariance_folder(run: RunFolder) -> InvarianceFolder:
-    """Return the comparison of features in a run, bound to it; the folder need not exist yet."""
-    return InvarianceFolder(run.path / FOLDER, run.nonce)

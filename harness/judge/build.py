@@ -14,7 +14,6 @@ from assay.harness.judge import (
     envelope,
     executed_kernels,
     greedy_suite,
-    invariance,
     latency,
     logits_suite,
     own_error,
@@ -42,12 +41,11 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     envelope.claim,
     logits_suite.claim,
     own_error.matrix_claim,
-    invariance.claim,
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
 how the others came out."""
 # The order in which a report lists its suites.
-_SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "invariance", "latency")
+_SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "latency")
 
 
 def build(folder: RunFolder) -> Report:

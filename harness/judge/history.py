@@ -1,4 +1,4 @@
-"""A folder of runs -> what each of them found, and the history of each treatment."""
+"""A folder of runs -> what each of them found."""
 
 from __future__ import annotations
 
@@ -59,15 +59,6 @@ class RunList(Part):
 
     folder: str
     runs: tuple[RunLine, ...]
-
-    @property
-    def histories(self) -> list[list[RunLine]]:
-        """The runs with a verdict by treatment, each oldest first; the treatment that ran last comes first."""
-        histories: dict[Compared, list[RunLine]] = {}
-        for run in self.runs:
-            if run.verdict is not None:
-                histories.setdefault(run.compared, []).insert(0, run)
-        return list(histories.values())
 
 
 def list_runs(folder: Path) -> RunList:

@@ -10,9 +10,8 @@ from itertools import combinations
 
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, invariance_folder
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out, name_of
 from assay.harness.judge.invariance_outcome import (
     BASE_AGAIN,
@@ -28,7 +27,6 @@ from assay.harness.judge.invariance_outcome import (
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
-from assay.harness.judge.judgement import INVARIANCE, measure
 from assay.harness.judge.probe_scores import (
     MEASURES,
     Bound,
@@ -36,10 +34,8 @@ from assay.harness.judge.probe_scores import (
     Measure,
     ProbePlace,
     changed_probes,
-    in_common,
     places,
 )
-from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.traces import least_error
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Finding, Requirement, Verdict
@@ -53,38 +49,7 @@ _VERDICTS: Mapping[State, Verdict] = {
 }
 # The sizes of CUDA graphs follow chunks and drafts; whether there were any is shown by the passes that they served.
 _SIZES = "arguments.cuda_graph_config"
-_LARGEST = "largest-divergence"
 _FROM_MANIFEST = ("created", "command", "backend", "dtype", "hardware", "git", "packages")
-
-
-def claim(run: RunEvidence) -> Judged:
-    """Judge the features that the policy names, and check that they were switched; nothing if it names none."""
-    wanted, line = run.spec.policy.invariance, run.spec.policy.line("invariance")
-    if not wanted:
-        return Judged()
-    required, folder = Requirement("features-switched"), invariance_folder(run.folder)
-    try:
-        if not folder.complete:
-            return Judged(checks=[required.check("missing", state("features-not-switched", features=[], line=line))])
-        result = judge_invariance(folder)
-    except EvidenceError as error:
-        return Judged(checks=[required.check("missing", state("switching-unreadable", said=str(error)))])
-    on = {feature.id for feature in result.features if feature.arms}
-    if missing := [id_ for id_ in wanted if id_ not in on]:
-        check = required.check("missing", state("features-not-switched", features=missing, line=line))
-    else:
-        numbers = {"features": len(wanted), "arms": len(result.arms), "servers": result.servers}
-        check = required.check("ok", state("features-in-arms", **numbers))
-    largest = max((kl for arm in result.arms for kl in (arm.prefill_kl, arm.decode_kl) if kl is not None), default=None)
-    suite = SuiteResult(
-        id=INVARIANCE,
-        synthetic=False,
-        verdict=result.verdict,
-        why=(result.decided, state("policy", lines=[line])),
-        metrics=(measure(_LARGEST, largest),),
-        decided_by=_LARGEST,
-    )
-    return Judged(suite=suite, checks=[check], findings=result.findings, parts={"invariance": result})
 
 
 @dataclass(frozen=True)
@@ -149,6 +114,10 @@ class _Arms:
         """Return the record that an arm is compared with; None if that was not run to its end."""
         own = self.first.get(base_of(arm, self.known))
         return own if own is not None and own.complete else None
+
+    def count(self, changed: Sequence[str]) -> str:
+        """Say in how many probes an arm differs; empty if in none."""
+        return f"in {len(changed)} of {len(self.manifest.lengths)} probes" if changed else ""
 
     def place(self, place: ProbePlace) -> str:
         prompt, shared, _ = self.manifest.lengths[place.probe]
@@ -285,7 +254,7 @@ def _agrees(ran: _Arms) -> Check:
     if apart is None:
         return required.check("ok", state("base-agrees", means=means))
     worst = max(floor_of(ran.base, [apart]).values(), key=lambda distance: distance.worst)
-    changed = in_common(changed_probes(ran.base.replies, apart.replies, ran.limits), ran.manifest)
+    changed = ran.count(changed_probes(ran.base.replies, apart.replies, ran.limits))
     at, decode = ran.place(worst.at) if worst.at else "", apart.why == "base longer"
     outcome = state("base-disagrees", means=means, worst=worst.worst, at=at, changed=changed, decode=decode)
     return required.check("missing", outcome)
@@ -398,7 +367,7 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
         id=_FINDING,
         title=f"{name} changes the output{f' in {askings[0]} of {askings[1]} askings' if askings else ''}",
         severity="serious",
-        where="; ".join(filter(None, [first, place_of(parted), in_common(changed, manifest)])),
+        where="; ".join(filter(None, [first, place_of(parted), ran.count(changed)])),
         claim=state(
             "feature-changes-output", arm=name, titles=[ran.known[id_].title for id_ in sorted(judged.arm)], askings=askings,
             # Of what was written, no position says what differs.

@@ -17,7 +17,6 @@ from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import decide
 from assay.harness.judge.greedy_texts import TextDivergence
-from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.judgement import SCHEMA, WHOLE, Judgement, Metric, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.logits import LogitsRow
@@ -339,9 +338,6 @@ class Report(Judgement):
         None, description="what the suites saw of a seeded fault; null where none was seeded"
     )
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
-    invariance: InvarianceResult | None = Field(
-        None, description="features of the candidate that must change nothing; null where the policy names none"
-    )
     kernels: tuple[PassKernels, ...] = Field(
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )

@@ -9,11 +9,10 @@ from assay.harness.statement import Statement
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Requirement
 from assay.reports.wording.requirements import said_check
-from assay.reports.wording.say import Found, Measured, Templates, say, says
+from assay.reports.wording.say import Found, Templates, say, says
 
 NO_ARM = "in no arm that was run to its end"
 """Why a feature is not covered that some arm was to have."""
-_AGAIN = "repeat the command, which switches them again"
 _RUN_AGAIN = "run it again"
 _MORE_MINUTES = "give it more --minutes"
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
@@ -163,12 +162,6 @@ def _inside_not_observed(why: str, said: str) -> str:
 
 
 @says
-def _features_not_switched(features: list[str], line: str) -> Found:
-    said = f"{listed(features)} {NO_ARM}" if features else "it was not done, or not to its end"
-    return Found(f"{said}; {line}", _AGAIN)
-
-
-@says
 def _arms_served_otherwise(first: Statement, arms: int) -> Found:
     do = "see assay compare of both servers' folders, and run it again"
     return Found(f"{say(first)}; {counted(arms, 'arm')} in all", do)
@@ -247,15 +240,8 @@ def _pairs_covered(mode: str, left_out: list[str]) -> Found:
 
 SENTENCES: Templates = {
     "arm-distance": "{measure}: mean KL {mean:.3g} nats over {positions:,} positions, at worst {worst:.3g}",
-    "features-in-arms": Found("{features:counted feature} in {arms:counted arm} of {servers:counted server}"),
     "probes-answered": Found("{probes:counted probe}, {tokens:,} tokens"),
-    "largest-divergence": Measured(
-        "largest mean divergence with features on",
-        "{metric.value:measured .2g nats}",
-        "Mean KL of the arm that is farthest from the candidate without any feature, on the same tokens",
-    ),
     "arm-served-otherwise": "of what its server served (A its base's, B its own), {differs:parts}",
     "arms-recorded": Found("{ended:if |it ended early, after }{arms:counted arm}", _RUN_AGAIN),
     "arms-decided": Found("{arms:counted arm}", _MORE_MINUTES),
-    "switching-unreadable": Found("{said}", _AGAIN),
 }

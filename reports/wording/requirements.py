@@ -98,7 +98,6 @@ _ALL = (
         missing="the candidate's own server was not compared over the whole envelope",
     ),
     _Titles("logits-compared", "the logits were compared", missing="the logits were not compared"),
-    _Titles("features-switched", "the candidate's features that must change nothing were switched"),
     _Titles(
         "policy", "no limit of the policy is wider than its default",
         unchecked="a limit of the policy is wider than its default",

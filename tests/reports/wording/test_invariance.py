@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, invariance_folder
-from assay.harness.judge.build import build
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.statement import state
@@ -136,12 +135,6 @@ MEANS = [("prefill", 1e-3), ("decode", 0.0)]
 @pytest.mark.parametrize(
     ("requirement", "status", "id_", "values", "found", "settles"),
     [
-        ("features-switched", "missing", "features-not-switched", {"features": [], "line": "invariance = x"},
-         "it was not done, or not to its end; invariance = x", "repeat the command, which switches them again"),
-        ("features-switched", "missing", "features-not-switched", {"features": ["a", "b"], "line": "invariance = x"},
-         "a and b in no arm that was run to its end; invariance = x", "repeat the command, which switches them again"),
-        ("features-switched", "ok", "features-in-arms", {"features": 2, "arms": 4, "servers": 1},
-         "2 features in 4 arms of 1 server", ""),
         ("same-servers", "ok", "arms-served-alike", {"servers": 2, "parts": 3},
          "what 2 servers served agrees in 3 parts", ""),
         ("same-servers", "ok", "arms-served-alike", {"servers": 1, "parts": 0}, "every arm ran in the server of its base", ""),
@@ -246,13 +239,3 @@ def test_what_does_not_differ_each_time_is_said_so(tmp_path: Path, arm_records: 
     written = claim.values | {"kl": None, "why": [state("arm-differs", by="tokens", answers=1, probe="2+8", token=3)]}
     said = "page-size: 1 answers part at no tie, the first, to probe 2+8, at token 3, where pages of 16 tokens, in 1 of 2 askings"
     assert say(state("feature-changes-output", **written)) == said
-
-
-def test_a_run_says_that_features_change_the_output(tmp_path: Path, recorded_runs: ModuleType, arm_records: ModuleType) -> None:
-    folder = recorded_runs.answered(tmp_path / "run", invariance="prefix-cache,page-size")
-    compared = InvarianceFolder.new(invariance_folder(folder).path, folder.nonce)
-    arm_records.write(compared, [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3, decode=0.5)])
-    report = build(folder)
-    assert "changes its output with features that must change nothing (largest mean divergence" in headline(report)
-    why = f"Invariance: {headline(report.invariance)} Policy: invariance = ('prefix-cache', 'page-size')"
-    assert any(reason.startswith(why) for reason in reasons(report)), reasons(report)
