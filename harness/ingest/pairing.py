@@ -60,7 +60,7 @@ class Pairing:
 
     @property
     def higher_is_better(self) -> bool | None:
-        """Which way the score is better; None where neither side tells, or each another."""
+        """The way in which the score is better; None where neither side tells, or each another."""
         told = {self.a.higher_is_better, self.b.higher_is_better} - {None}
         return told.pop() if len(told) == 1 else None
 
