@@ -318,7 +318,7 @@ def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, s
     done = python("-c", f"{hidden}{command}from assay.harness.cli import main; main()", **base_only)
     assert done.returncode == 3, done.stderr
     rows = {row["id"]: row for row in json.loads(done.stdout)["examined"]}
-    assert list(rows)[:2] == ["check", "python"]
+    assert list(rows)[:2] == ["check", "packages"]
     assert rows["check"]["status"] == "ok"
     assert "assay check is ready" in rows["check"]["found"]
     assert rows["packages"]["found"] == "not installed: datasets, openai"

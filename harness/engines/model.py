@@ -164,7 +164,6 @@ def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
     """Read the shape of the model in a folder from its ``config.json``.
 
     Args:
-        model: the folder.
         flags: the server's flags, of which ``--kv-cache-dtype`` decides what layers ask for.
 
     Raises:

@@ -126,7 +126,6 @@ def read_by_process(folder: Path, run: str = "") -> dict[int, list[CallCount]]:
     """Read the counts of each process that wrote to `folder`, by process id.
 
     Args:
-        folder: of the counter files.
         run: the nonce that each of them must carry; empty to accept any.
 
     Raises:

@@ -18,11 +18,7 @@ Values = Mapping[str, Sequence[int]]
 
 
 class EnvelopeCounting:
-    """The counts of one process.
-
-    Args:
-        limits: the engine's limits.
-    """
+    """The counts of one process."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -37,8 +33,6 @@ class EnvelopeCounting:
         """Take note of a pass of the extend phase, and return its conditions.
 
         Args:
-            new: new tokens per sequence.
-            prefix: cached prefix per sequence, in tokens.
             requests: the engine's request id per sequence.
             mixed: whether sequences in decode may be among them.
         """

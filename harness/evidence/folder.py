@@ -63,7 +63,6 @@ class _BoundFolder(Generic[_ManifestKind]):
         """Make a new folder, locked against other processes for as long as the result exists.
 
         Args:
-            path: its path.
             nonce: that of the run to which it belongs; empty for a folder of its own.
 
         Raises:

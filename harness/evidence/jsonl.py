@@ -44,7 +44,6 @@ def read(path: Path, kind: type[_Line], nonce: str = "") -> list[_Line]:
     """Read all lines of a file; none if it does not exist. A last line that was cut off is skipped.
 
     Args:
-        path: the file.
         kind: what each line holds.
         nonce: the run's, which each line must carry; empty to accept any.
 

@@ -276,8 +276,6 @@ def foreign_cause(result: KernelResult, candidate: str, phases: Collection[str],
     """Explain why a result does not belong to a candidate's recorded calls; empty if it does.
 
     Args:
-        result: what was read.
-        candidate: name of the run's candidate.
         phases: phases that it claims.
         pack: the run's replay pack; None if it recorded none.
 

@@ -151,7 +151,6 @@ def read_logits(path: Path, run: str = "") -> Logits:
     """Read a scoring.
 
     Args:
-        path: its file.
         run: the nonce that it must carry; empty to accept any.
 
     Raises:

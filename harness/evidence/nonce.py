@@ -33,7 +33,6 @@ def check_run(path: Path, carried: str, nonce: str) -> None:
     """Refuse evidence of another run.
 
     Args:
-        path: the file.
         carried: the nonce that it carries.
         nonce: the run's; empty where files belong to no run, and nothing is checked.
 

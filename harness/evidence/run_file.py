@@ -48,8 +48,6 @@ class RunFile(Generic[Kind]):
         """Replace the file.
 
         Args:
-            folder: the folder of the run or server.
-            record: what it holds from now on.
             nonce: the run's, which the record gets; empty to keep the record's own.
             process: what the ``*`` in the name stands for; empty for the id of this process.
 
@@ -64,7 +62,6 @@ class RunFile(Generic[Kind]):
         """Read the file; None if there is none.
 
         Args:
-            folder: the folder of the run or server.
             nonce: the run's, which the file must carry; empty to accept any.
 
         Raises:
@@ -107,7 +104,6 @@ def read_arrays(path: Path, kind: type[Kind], run: str, do: str) -> tuple[Kind, 
     """Read the header and the arrays of a file, by name.
 
     Args:
-        path: the file.
         kind: what its header is.
         run: the nonce that it must carry; empty to accept any.
         do: what to do if it is damaged.

@@ -45,7 +45,6 @@ def check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str
     """Refuse evidence that is not as it was when its run ended.
 
     Args:
-        folder: the run's.
         sealed: `seal_of` the folder at that time, and `stated`; empty for a run that has not ended, where nothing is checked.
         stated: hashes of what the file with the seal itself states now.
 

@@ -91,12 +91,10 @@ def write_pass(
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        label: the trace's label.
         tokens: int64 [rows].
         positions: int64 [rows].
         kept: tensors of this process's heads, of any floating dtype, by `OUTPUT`, `QUERY`, `NEW` or `READ` and the number of a
             layer. They are written in float32, since NumPy has no bfloat16.
-        header: what they belong to.
     """
     path = folder / FOLDER / label / f"{os.getpid()}-{header.number:06d}.safetensors"
     tensors = {"tokens": tokens.long(), "positions": positions} | {name: part.float() for name, part in kept.items()}

@@ -112,8 +112,6 @@ def described_part(name: str, tensor: Tensor, shapes: Mapping[str, Sequence[int]
     """Describe a parameter of a checkpoint.
 
     Args:
-        name: its path there.
-        tensor: its values.
         shapes: of all parameters of the checkpoint, by name.
     """
     place = place_in_fused(name, shapes)

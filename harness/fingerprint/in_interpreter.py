@@ -23,7 +23,6 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Read the files of a model.
 
     Args:
-        model: its folder.
         asked: ``texts``, ``chats``, the names of ``packages``, and whether code that comes with the model is trusted.
     """
     trusted = bool(asked.get("trust_remote_code"))

@@ -77,7 +77,6 @@ def describe_weight(name: str, tensor: Tensor, kept: str = "", place: WeightPlac
 
     Args:
         name: its path in the model, which decides the signs of its projections.
-        tensor: on any device.
         kept: see `Weight`.
         place: which part of the whole it is, where that is known.
     """
@@ -114,8 +113,6 @@ def describe_part(name: str, tensor: Tensor, whole: str, row: int) -> Weight:
     """Describe a stored parameter as the part that it is of one that engines fuse.
 
     Args:
-        name: its path in the checkpoint.
-        tensor: on any device.
         whole: path of the fused parameter.
         row: the first of its rows there.
     """

@@ -81,7 +81,6 @@ def plan_bench(run: Plan, seed: int = 0) -> BenchPlan:
     """Check a bench; start nothing.
 
     Args:
-        run: a checked run of `timed_spec`.
         seed: seed of the prompts and of the order of blocks.
 
     Raises:

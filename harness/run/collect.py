@@ -50,9 +50,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
     """Ask both servers what they have not answered yet. What ends a run early is recorded, not raised.
 
     Args:
-        plan: the checked run.
         folder: where answers go, one by one.
-        display: shows the progress.
         ready: both servers, if they are running already; otherwise they are started and stopped here.
 
     Raises:

@@ -67,11 +67,7 @@ def score(
 
     Args:
         server: a running server, which may be the other role's with substitution; its cache is flushed.
-        items: the prompts.
         answers: recorded answers; the reference's greedy ones (repeat 0) are compared, token by token, with its answers now.
-        folder: the run's folder.
-        display: shows the progress.
-        role: the role to score.
         repeat: for the reference's floor, some sequences are scored again, in the opposite order.
         run: nonce of the run.
 

@@ -213,7 +213,6 @@ def unmet(
     Kernels declare it; the engine's own backends are measured. A candidate of the engine's own is run whatever it does.
 
     Args:
-        backends: of each role.
         asks: what its model asks for.
         served: dtype and head_dim in which it is measured; a role without them in the usual ones.
     """

@@ -34,7 +34,6 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     """Begin the run in `path`, or resume it there.
 
     Args:
-        plan: the checked run.
         path: the run's folder.
         command: the command that repeats it: "run", or "gate" if it is compared with the accepted baselines.
 

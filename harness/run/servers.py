@@ -42,9 +42,7 @@ def make_engine(
 
     Args:
         plan: backends, model, device, engine flags and timeouts.
-        role: the role.
         evidence: folder for what the server's process writes.
-        log: file for the server's output.
         cpu_core: see `Launch` and `core_of`.
         eager: see `Launch`.
         side: the role's side as it is launched; None for as it was asked.

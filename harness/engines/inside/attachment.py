@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.harness.attention.call import KernelRefused
 from assay.harness.engines.inside.control import CONTROL, Setting, read_setting
 from assay.harness.engines.inside.faults import Faults
-from assay.harness.engines.inside.observed_call import EngineCall, ForwardPass
+from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall
 from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.substitution import Substitution
 from assay.harness.engines.inside.tracer import Tracer
@@ -78,11 +78,10 @@ class Attachment:
             self._start(batch)
         return not self._off
 
-    def output(self, made: EngineCall, out: Any, reference: str) -> Any:
+    def output(self, made: ObservedCall, out: Any, reference: str) -> Any:
         """Return the output that the model uses, after everything that is switched on has received it.
 
         Args:
-            made: the call.
             out: the reference's output, [tokens, num_q_heads * head_dim_v]; anything but a tensor is returned as it is.
             reference: name of the backend that computed it.
 
@@ -117,16 +116,16 @@ class Attachment:
         """The shadow that the control speaks of."""
         return self._faulty if self._setting.control.fault else self._right
 
-    def _observed(self, made: EngineCall, out: Tensor, reference: str) -> Tensor:
-        control, number = self._setting.control, made.layer
+    def _observed(self, call: ObservedCall, out: Tensor, reference: str) -> Tensor:
+        control, number = self._setting.control, call.layer
         try:
             if self._pass is None:
-                self._pass = made.forward_pass(self._passes)
+                self._pass = call.describe_pass(self._passes)
                 self._passes += 1
         except KernelRefused as error:
-            self._refuse(made, error)
+            self._refuse(call, error)
         else:
-            call = made.observed(self._pass)
+            call.forward_pass = self._pass
             if control.shadow:
                 self._shadow.observe(call, out)
             if number in control.substitute:
@@ -139,7 +138,7 @@ class Attachment:
             self._end()
         return out
 
-    def _refuse(self, made: EngineCall, error: KernelRefused) -> None:
+    def _refuse(self, made: ObservedCall, error: KernelRefused) -> None:
         """Note that a call is not observed. Raises the error if its layer is to be substituted."""
         control = self._setting.control
         if made.layer in control.substitute:

@@ -138,7 +138,6 @@ def set_control(folder: Path, control: Control) -> str:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``), created if it does not exist.
-        control: what the server does from now on.
 
     Returns:
         The token of the setting.

@@ -48,7 +48,6 @@ class Faults:
         """Compute the output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v].
 
         Args:
-            call: the call.
             out: its right output.
             noisy: whether `out` has the noise of a declared quantisation, which the wrong output then has as well.
         """

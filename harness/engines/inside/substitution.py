@@ -37,9 +37,6 @@ class Substitution:
 
         Args:
             call: a call of a substituted layer.
-            out: the reference's output, [tokens, ...].
-            reference: name of the reference backend.
-            setting: the setting that asks for it.
 
         Raises:
             KernelRefused: there is no candidate, or its output has another size or dtype. Also whatever the candidate raises.

@@ -92,8 +92,6 @@ def attach(backend: Any, name: str, runner: Any, folder: Path) -> Any:
 
     Args:
         backend: the reference. The model uses its outputs unless the control says otherwise.
-        name: name of the reference.
-        runner: SGLang's ModelRunner.
         folder: the server's folder (``ASSAY_EVIDENCE``).
 
     Raises:

@@ -171,12 +171,8 @@ class Pages:
         has made of them.
 
         Args:
-            spec: what the layer asks for.
             q: [tokens, heads * head_dim].
-            layer: SGLang's RadixAttention.
             batch: SGLang's ForwardBatch. Its K and V are in the pool.
-            new: new tokens per sequence.
-            prefix: cached prefix per sequence.
             own: K and V that the layer was given.
 
         Raises:
