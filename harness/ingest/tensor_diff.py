@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from filecmp import cmp
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from assay.harness.errors import EvidenceError
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import LISTED, CellAt, ComparedTensors, Comparison, TensorRow
 from assay.harness.ingest.tensor_files import StoredTensor, open_dump, other_files
-from assay.harness.ingest.tensor_layout import Layout, ModelHeads, layout_of
+from assay.harness.ingest.tensor_layout import Layout, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
 from assay.harness.statement import Statement, state
+
+if TYPE_CHECKING:
+    from assay.harness.engines.model import ModelShape
 
 # Largest share of cells with NaN on both sides that is no gap.
 _MOST_NAN = 0.1
@@ -45,7 +48,7 @@ class TensorRule:
     """
 
     tolerance: float | None = None
-    model: ModelHeads | None = None
+    model: ModelShape | None = None
     axes: str = ""
 
     @property

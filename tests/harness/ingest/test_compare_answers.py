@@ -429,7 +429,7 @@ _SETTINGS = {"limit": {"what": "limit", "a": "400", "b": "300"}, "shots": {"what
         ({"rouge": _ROUGE, "acc": _BOTH}, {"rouge": _ROUGE, "acc": _BOTH}, ({}, {}), "pass pass", "accuracy-kept", []),
         ({"rouge": _ROUGE, "acc": _BOTH}, {"rouge": [2.5] * 1000, "acc": _BOTH}, ({}, {}), "pass regression", "of-task", []),
         ({"rouge": _ROUGE, "acc": _BOTH}, {"rouge": [0.9] * 1000, "acc": _BOTH}, ({}, {}), "pass regression", "of-task", []),
-        ({"acc": _BOTH, "diff": _SIGNED}, {"acc": _BOTH, "diff": _SIGNED}, ({}, {}), "pass inconclusive", "accuracy-kept", _UNPAIRED),
+        ({"acc": _BOTH, "d": _SIGNED}, {"acc": _BOTH, "d": _SIGNED}, ({}, {}), "pass inconclusive", "accuracy-kept", _UNPAIRED),
         # Without samples.
         ({"acc": _BOTH}, {"acc": share(600)}, (_ALONE, _ALONE), "regression", "scores-unpaired", _UNPAIRED),
         ({"acc": _BOTH}, {"acc": _BOTH}, (_ALONE, _ALONE), "inconclusive", "scores-unpaired", _UNPAIRED),
