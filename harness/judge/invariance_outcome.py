@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.harness.engines.sglang.features import Feature
-from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores, WrittenText
+from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.greedy_texts import compare_text, first_divergence
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, name_of, speculation_of
 from assay.harness.judge.noise_limits import EXACT_KL, EXACT_SWING
@@ -294,8 +295,8 @@ def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> Statement 
     return state("arm-differs", by="ends of texts", texts=len(otherwise), first=first, before=before, now=now)
 
 
-def _end_of(text: WrittenText) -> tuple[str, int]:
-    return text.finish, text.count
+def _end_of(text: Answer) -> tuple[str, int]:
+    return text.finish_reason, text.completion_tokens
 
 
 def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> Statement | None:

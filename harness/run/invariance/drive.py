@@ -21,9 +21,9 @@ from assay.harness.evidence.invariance import (
     InvarianceFolder,
     InvarianceManifest,
     TracedPlace,
-    WrittenText,
 )
 from assay.harness.evidence.nonce import RUN
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, possible, server_of
 from assay.harness.judge.invariance_outcome import (
     BASE_AGAIN,
@@ -209,7 +209,7 @@ class InvarianceSession:
         recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
         asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent)
         over = ask(server.engine, server.folder, asked)
-        texts: tuple[WrittenText, ...] = ()
+        texts: tuple[Answer, ...] = ()
         if record.traced is None and not longer:
             texts = write_texts(
                 server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm

@@ -236,13 +236,13 @@ def test_another_end_is_a_difference(arm_records: ModuleType, limits: Limits) ->
     assert aborted.state == "differs"
     assert aborted.why == (state("arm-differs", by="ends", answers=1, probe="2+8", before="length", now="abort"),)
     text = arm_records.text("yes", "no", 0.5)
-    stopped = text.model_copy(update={"finish": "stop", "count": 9})
+    stopped = text.model_copy(update={"finish_reason": "stop", "completion_tokens": 9})
     base, record = (each.model_copy(update={"texts": (end,)}) for each, end in ((arm_records.BASE, text), (arm, stopped)))
     found = outcome(base, record, limits)
     assert found.state == "differs"
     ends = {"before": ("length", 1), "now": ("stop", 9)}
     assert found.why == (state("arm-differs", by="ends of texts", texts=1, first="greedy-000", **ends),)
-    tie = arm_records.text("no", "yes", 1e-4).model_copy(update={"finish": "stop", "count": 9})
+    tie = arm_records.text("no", "yes", 1e-4).model_copy(update={"finish_reason": "stop", "completion_tokens": 9})
     base, record = (
         each.model_copy(update={"texts": (end,)}) for each, end in ((base, arm_records.text("yes", "no", 1e-4)), (arm, tie))
     )
