@@ -118,7 +118,7 @@ def ingest(
     files: Annotated[list[Path], typer.Argument(help="Logs, results files, traces or tensors.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="A folder for ingest.json, ingest.html and ingest.junit.xml.", callback=new_folder),
+        typer.Option(help="A folder for ingest.json and ingest.html.", callback=new_folder),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -134,4 +134,4 @@ def ingest(
     if out is None:
         raise typer.Exit(deliver(document, json))
     write_whole(out / "ingest.json", document.json(result) + "\n")
-    raise typer.Exit(deliver(document, json, out / "ingest.html", out / "ingest.junit.xml"))
+    raise typer.Exit(deliver(document, json, out / "ingest.html"))

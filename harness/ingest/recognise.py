@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # engine's trace or a table was printed into is a log.
 _READERS = (
     ("assay_run", "READER"), ("lm_eval", "READER"), ("inspect_ai", "READER"), ("simple_evals", "READER"),
-    ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("sglang_log", "TABLE"),
+    ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_trace", "READER"), ("sglang_log", "TABLE"),
 )  # fmt: skip
 
 

@@ -117,10 +117,7 @@ class Lane(Part):
 
     name: str
     kind: Literal["extend", "decode", "other"]
-    cells: str = Field(
-        max_length=MAX_COLUMNS,
-        description='one character a column: "." nothing, "o" polled and computed nothing, "1" to "9" how often it computed',
-    )
+    cells: str = Field(max_length=MAX_COLUMNS, description="a character for each column: NOTHING, POLLED or of TENTHS")
 
 
 class TimelineTrack(Part):

@@ -40,27 +40,17 @@ class ResultItem(Part):
 
     key: str = Field(description="of the document within its task: a hash of it, or its id")
     prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
-    turns: tuple[tuple[bool, str], ...] = Field(
-        (),
-        description="hashes of the messages after the first answer: whether it was asked, or is of the model or a tool",
-    )
+    turns: tuple[tuple[bool, str], ...] = Field((), description="whether asked, and hash, of each message after that")
     question: str = Field("", description="what was asked, in one line; empty where the tool does not record it")
     target: str = Field("", description="the expected answer")
     answer: str = Field("", description="the text that the model wrote")
     parsed: str | None = Field(None, description="what the tool took from it; null where it or the answer is blank")
-    score: float | None = Field(
-        None, description="1 right, 0 wrong, a share of 1, or what else the tool gives; null where it was not scored"
-    )
+    score: float | None = Field(None, description="1 right, 0 wrong, or what else the tool gives; null: not scored")
     loglikelihood: float | None = Field(None, description="of a document whose score is a perplexity; null elsewhere")
     units: int = Field(0, description="words, bytes or documents that the perplexity is of")
     tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
-    characters: int | None = Field(
-        None, description="of all that the model wrote; null where it wrote nothing, as of choices"
-    )
-    finish: str = Field(
-        "",
-        description='why the answer ended: "stop", "length" at the token limit, "abort", ...; empty where that is not recorded',
-    )
+    characters: int | None = Field(None, description="of all that the model wrote; null where it chose")
+    finish: str = Field("", description='why the answer ended: "stop", "length", "abort"; empty where not recorded')
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
 
     @field_validator("target", "answer", mode="before")
@@ -104,9 +94,7 @@ class ResultSet(Part):
     task: str
     metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
     asked: Asked = Field(default_factory=Asked, description="what was asked, and of what")
-    settings: dict[str, str] = Field(
-        default_factory=dict, description="what else the tool states of the run, for people"
-    )
+    settings: dict[str, str] = Field({}, description="what else the tool states of the run, for people")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     higher_is_better: bool | None = Field(None, description="null where neither the tool nor a name tells")
     stated: StatedScore | None = Field(None, description="what the tool summed up itself")

@@ -122,8 +122,7 @@ class LogMetric:
 
     name: str
     value: float
-    line: int
-    text: str
+    at: CitedLines
     test: int
 
 
@@ -165,6 +164,14 @@ class Log:
     began: str = ""
     ended: str = ""
     answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))
+
+    def name_of(self, test: int, outside: str = "the log") -> str:
+        """Return the name of a test by its index; -1 is outside of all tests."""
+        return self.tests[test].id.rpartition("::")[2] if test >= 0 else outside
+
+    def failed(self, test: int) -> bool:
+        """Return True if a test failed."""
+        return test >= 0 and self.tests[test].outcome in ("failed", "error")
 
     def note(self, kind: str, number: int, text: str) -> None:
         """Count a line that may matter."""

@@ -210,7 +210,7 @@ class _LogReader:
         self.log.commands.append(CitedLines.of(number, match[1]))
 
     def _take_number(self, number: int, match: re.Match[str]) -> None:
-        self.log.metrics.append(LogMetric(match[1], float(match[2]), number, match[0], self._test))
+        self.log.metrics.append(LogMetric(match[1], float(match[2]), CitedLines.of(number, match[0]), self._test))
 
     def _take_scores(self, number: int, match: re.Match[str]) -> None:
         scores = {name: float(value) for name, value in _SCORE.findall(match[0])}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from filecmp import cmp
@@ -15,8 +14,6 @@ from assay.harness.reading import regular_file
 
 # Bytes from which a format is recognised.
 _HEAD_BYTES = 1 << 16
-# What Python decodes a byte to that is not UTF-8.
-_FOREIGN = re.compile("[\udc80-\udcff]")
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -92,14 +89,12 @@ class SourceFile:
         """Yield the lines in order with their numbers from 1, as an editor and ``grep -n`` count.
 
         A line has no line end. A lone carriage return stays: a progress bar rewrites its line.
-        Bytes that do not decode are read as Windows-1252, and their lines are counted.
+        Bytes that do not decode are replaced, and their lines are counted.
         """
         self.foreign = self.first_foreign = 0
-        errors = "surrogateescape" if self.encoding == "utf-8" else "replace"
-        with self.path.open(encoding=self.encoding, errors=errors, newline="\n") as file:
+        with self.path.open(encoding=self.encoding, errors="replace", newline="\n") as file:
             for number, text in enumerate(file, 1):
-                if not text.isascii() and _FOREIGN.search(text):
-                    text = _FOREIGN.sub(lambda match: bytes([ord(match[0]) - 0xDC00]).decode("cp1252", "replace"), text)
+                if not text.isascii() and "\ufffd" in text:
                     self.foreign += 1
                     self.first_foreign = self.first_foreign or number
                 if number == 1:

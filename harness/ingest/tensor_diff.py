@@ -60,23 +60,25 @@ class _Compared:
 
     Attributes:
         a: the first pass of A.
-        b: the first pass of B.
         shape: of both, passes put together.
         layout: how the shape was read.
         passes: how many were put together in order, of A and of B.
+        names: keys of the first passes.
     """
 
     a: StoredTensor
-    b: StoredTensor
     cells: Cells
     bound: float | None
     bytes: int
     shape: tuple[int, ...]
     layout: Layout
     passes: tuple[int, int]
+    names: tuple[str, str]
 
-    def at(self, cell: TensorCell) -> CellAt:
+    def at(self, cell: TensorCell | None) -> CellAt | None:
         """Place a cell in the dump."""
+        if cell is None:
+            return None
         place = self.a.place
         return CellAt(
             tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, **self.named(cell),
@@ -115,17 +117,17 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
     every = [pair for pair in made if isinstance(pair, _Compared)]
     problems += [_nan([pair]) for pair in every if pair.cells.nan > _MOST_NAN * pair.cells.total]
     full = [pair for pair in every if pair.bytes and pair.cells.total > pair.cells.nan]
-    changed = [(pair, pair.cells.worst) for pair in full if pair.cells.worst is not None]
-    bad = [(pair, pair.cells.first) for pair in full if pair.cells.first is not None]
-    worst = max(changed, key=lambda change: change[0].badness, default=None)
+    changed = [pair for pair in full if pair.cells.worst]
+    bad = [pair for pair in full if pair.cells.first]
+    worst = max(changed, key=lambda pair: pair.badness, default=None)
     return Comparison(
         verdict="regression" if bad else "inconclusive" if problems or not full else "pass",
         created=timestamp(), kind="tensors", why=_why(full, bad, problems, rule.exact), a=read_a, b=read_b,
         tensors=ComparedTensors(
             exact=rule.exact, pairs=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
             differing=len(bad), empty=sum(not pair.bytes for pair in every), bytes=sum(pair.bytes for pair in full),
-            seconds=time.monotonic() - started, first=bad[0][0].at(bad[0][1]) if bad else None,
-            worst=worst[0].at(worst[1]) if worst else None, tensors=tuple(_row(*pair) for pair in changed[:LISTED]),
+            seconds=time.monotonic() - started, first=bad[0].at(bad[0].cells.first) if bad else None,
+            worst=worst.at(worst.cells.worst) if worst else None, tensors=tuple(map(_row, changed[:LISTED])),
             not_compared=tuple(problems[:LISTED]), not_compared_count=len(problems), grids=tuple(_grids(full)),
         ),
     )  # fmt: skip
@@ -147,36 +149,27 @@ def _nan(pairs: Sequence[_Compared]) -> Statement:
 
 
 def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[_Pair], list[Statement]]:
-    mine, theirs = ({tensor.key: tensor for tensor in tensors} for tensors in (a, b))
-    if (
-        not mine.keys() & theirs.keys() and len(mine) == len(theirs) == 1
-    ):  # they were named, whatever they call themselves
+    """Pair tensors by their keys; passes of a series with other keys, as of a forward beside prefill and decode, by rows."""
+    mine, theirs = _series(a), _series(b)
+    if len(a) == len(b) == 1 and a[0].key != b[0].key:  # they were named, whatever they call themselves
         return [(a, b)], []
-    # One forward of a text and its generation, a pass for the prompt and one for each token, have the same rows in other passes.
-    passes_a, passes_b = _passes(a), _passes(b)
-    joined = {
-        series
-        for series in passes_a.keys() & passes_b.keys()
-        if {tensor.key for tensor in passes_a[series]} != {tensor.key for tensor in passes_b[series]}
-    }
-    pairs: list[_Pair] = [(passes_a[series], passes_b[series]) for series in passes_a if series in joined]
-    pairs += [
-        ([tensor], [theirs[key]]) for key, tensor in mine.items() if key in theirs and tensor.series not in joined
-    ]
-    pairs.sort(key=lambda pair: pair[0][0].place.depth)
-    return pairs, [
-        state("tensor-in-one", side=side, tensor=key)
-        for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
-        for key in these
-        if key not in those and these[key].series not in joined
-    ]
+    pairs, problems = list[_Pair](), list[Statement]()
+    for series in dict.fromkeys((*mine, *theirs)):
+        of_a, of_b = mine.get(series, {}), theirs.get(series, {})
+        if of_a and of_b and of_a.keys() != of_b.keys():
+            pairs.append(([*of_a.values()], [*of_b.values()]))
+            continue
+        pairs += [([of_a[key]], [of_b[key]]) for key in of_a if key in of_b]
+        problems += [state("tensor-in-one", side="A", tensor=key) for key in of_a if not of_b]
+        problems += [state("tensor-in-one", side="B", tensor=key) for key in of_b if not of_a]
+    return sorted(pairs, key=lambda pair: pair[0][0].place.depth), problems
 
 
-def _passes(tensors: Sequence[StoredTensor]) -> dict[str, list[StoredTensor]]:
-    """Return the passes of each series of a dump, in order."""
-    series: dict[str, list[StoredTensor]] = {}
+def _series(tensors: Sequence[StoredTensor]) -> dict[str, dict[str, StoredTensor]]:
+    """Return the passes of each series of a dump by their keys, in order."""
+    series: dict[str, dict[str, StoredTensor]] = {}
     for tensor in sorted(tensors, key=lambda tensor: tensor.place.step):
-        series.setdefault(tensor.series, []).append(tensor)
+        series.setdefault(tensor.series, {})[tensor.key] = tensor
     return series
 
 
@@ -218,17 +211,17 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
             # A tolerance of the user's is one of cells; in what rounding explains, no factor is.
             cells = compare_cells(tensor_a, tensor_b, layout, bound, stored, bound if rule.tolerance else None)
             bytes_ = tensor_a.nbytes + tensor_b.nbytes
-            return _Compared(a, b, cells, bound, bytes_, shape, layout, (len(of_a), len(of_b)))
+            return _Compared(a, cells, bound, bytes_, shape, layout, (len(of_a), len(of_b)), (a.key, b.key))
     except EvidenceError as error:
         return state("tensors-not-read", said=error.found)
 
 
-def _row(compared: _Compared, worst: TensorCell) -> TensorRow:
-    cells = compared.cells
-    first = compared.at(cells.first) if cells.first else None
+def _row(pair: _Compared) -> TensorRow:
+    cells, worst = pair.cells, pair.at(pair.cells.worst)
+    assert worst is not None
     return TensorRow(
         cells=cells.total, out_of_bounds=cells.differing, not_finite=cells.nonfinite, max_abs=_error(cells.max_abs),
-        first=first, worst=compared.at(worst),
+        first=pair.at(cells.first), worst=worst,
     )  # fmt: skip
 
 
@@ -237,27 +230,23 @@ def _error(value: float) -> OwnError:
 
 
 def _why(
-    compared: Sequence[_Compared],
-    bad: Sequence[tuple[_Compared, TensorCell]],
-    problems: Sequence[Statement],
-    exact: bool,
+    compared: Sequence[_Compared], bad: Sequence[_Compared], problems: Sequence[Statement], exact: bool
 ) -> tuple[Statement, ...]:
     if not compared:
         return (state("no-tensor-compared", why=list(problems[:1])),)
-    most = max(compared, key=lambda pair: sum(pair.passes)).passes
+    most = max((pair.passes for pair in compared), key=sum)
     joined = [state("passes-in-order", a=most[0], b=most[1])] if sum(most) > 2 else []
     if nan := [pair for pair in compared if pair.cells.nan]:
         joined.append(_nan(nan))
-    if bad:
-        first, cell = bad[0]
-        place, layout = first.a.place, first.layout
+    if bad and (cell := bad[0].cells.first):
+        first, place, layout = bad[0], bad[0].a.place, bad[0].layout
         differ = state(
             "tensors-differ", differing=len(bad), compared=len(compared), layer=place.layer, boundary=place.boundary,
             name=place.name, step=place.step, **first.named(cell),
         )  # fmt: skip
         read = state("layout", shape=first.shape, axes=layout.axes, either=layout.either)
         return differ, *joined, *([] if layout.known or len(first.shape) < 3 else [read])
-    names = compared[0].a.key, compared[0].b.key
+    names = compared[0].names
     return state("tensors-equal", compared=len(compared), exact=exact, names=names, not_compared=len(problems)), *joined
 
 

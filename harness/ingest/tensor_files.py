@@ -100,17 +100,16 @@ def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
         inside = "" if path == file else f"{file.relative_to(path)}/"
         # A folder of passes has a file for each: pass_3.safetensors.
         numbered = re.search(r"(\d+)$", file.stem) if inside else None
+        series = inside.removesuffix("/").removesuffix(file.suffix).rstrip("0123456789")
         try:
             with reading(file, "tensor file"):
                 for name, mapped in _entries(file):
                     place = place_of(name, int(numbered[1]) if numbered else 0)
-                    series = f"{inside.removesuffix('/').removesuffix(file.suffix).rstrip('0123456789')}/{name}"
-                    tensors.append(StoredTensor(f"{inside}{name}", place, series, file, mapped))
+                    tensors.append(StoredTensor(f"{inside}{name}", place, f"{series}/{name}", file, mapped))
         except EvidenceError as error:
             refused.append(error)
     if not tensors:
-        nothing = EvidenceError(f"{path} holds no tensor.", "a file with tensors", "save them again")
-        raise refused[-1] if refused else nothing
+        raise (refused or [EvidenceError(f"{path} holds no tensor.", "a file with tensors", "save them again")])[-1]
     read = FileRead(
         path=str(path), format=READER.id, title=_TITLE, bytes=sum(file.stat().st_size for file in files), sha256="",
         unit="tensor", lines=len(tensors) + len(refused), read=len(tensors), unread=len(refused),
@@ -163,19 +162,18 @@ def _loaded_torch(file: Path) -> dict[str, Tensor]:
         why = str(error).split("\n")[0][:200]
         do = "save tensors in plain dicts and lists, or as safetensors; assay runs no code from a file"
         raise EvidenceError(f"{file} holds more than tensors in plain containers: {why}", "tensors only", do) from None
-    held = dict(leaves)
-    if twice := [name for name, count in Counter(name for name, _ in leaves).items() if count > 1]:
-        raise EvidenceError(
-            f"{file} holds two tensors named {twice[0]}.", "a name for each", "rename one, and save again"
-        )
+    held: dict[str, Tensor] = {}
     for name, tensor in leaves:
+        if name in held:
+            raise EvidenceError(
+                f"{file} holds two tensors named {name}.", "a name for each", "rename one, and save again"
+            )
         # A meta, sparse or expanded tensor stands for more numbers than the file holds.
         if tensor.layout != torch.strided or tensor.is_meta or tensor.nbytes > file.stat().st_size:
-            raise EvidenceError(
-                f"{name} in {file} is not a dense tensor.", "all of its numbers in the file", "save .contiguous()"
-            )
-        if tensor.is_quantized:  # its integers alone do not tell its scale
-            held[name] = tensor.dequantize()
+            says = f"{name} in {file} is not a dense tensor."
+            raise EvidenceError(says, "all of its numbers in the file", "save .contiguous()")
+        # The integers of a quantized tensor alone do not tell its scale.
+        held[name] = tensor.dequantize() if tensor.is_quantized else tensor
     return held
 
 

@@ -123,12 +123,7 @@ class _Arms:
 
 
 def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
-    """Judge what a folder holds.
-
-    Raises:
-        EvidenceError: a file is damaged or of another run, or is not as it was when everything had been run, or the base is not
-            complete.
-    """
+    """Judge what a folder holds."""
     folder.check_sealed()
     ran = _Arms.of(folder)
     manifest, records = ran.manifest, ran.records

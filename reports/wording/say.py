@@ -55,6 +55,7 @@ _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "count": lambda many, _: str(len(many)),
     "commas": lambda words, _: ", ".join(words),
     "parts": lambda words, _: "; ".join(words),
+    "said": lambda statements, _: say(*statements),
     "few": lambda words, most: few(words, int(most)),
     "if": lambda holds, words: words.split("|")[0 if holds else 1],
     "measured": lambda number, how: (

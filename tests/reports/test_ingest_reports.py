@@ -5,12 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from junitparser import JUnitXml
 from rich.console import Console
 
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, IngestResult
-from assay.reports import junit, page, terminal
+from assay.harness.ingest.result import Excerpt, IngestResult
+from assay.reports import page, terminal
 from assay.reports.ingest import _cited, _place, ingest_document
 
 TRACE = Path(__file__).parents[1] / "data/traces/mlc_engine.txt"
@@ -42,10 +41,6 @@ def to_html(result: IngestResult) -> str:
     return page.to_html(ingest_document(result))
 
 
-def to_junit(result: IngestResult) -> str:
-    return junit.to_junit(ingest_document(result))
-
-
 def shown(page: str) -> str:
     return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())
 
@@ -74,16 +69,6 @@ def test_the_page_names_an_unknown_file(tmp_path: Path) -> None:
     assert "1 of 1 line." in text
 
 
-def test_junit_is_red_where_a_finding_is(result: IngestResult) -> None:
-    document = JUnitXml.fromstring(to_junit(result))
-    cases = {case.name: [type(one).__name__ for one in case.result] for suite in document for case in suite}
-    assert cases["verdict"] == ["Failure"]
-    assert cases["score-below-guessing"] == ["Failure"]
-    assert cases["prefix-untested"] == ["Error"]
-    assert cases["offline-retry"] == []
-    assert cases["read"] == []
-
-
 def test_what_was_not_read_is_shown(hostile: IngestResult) -> None:
     assert hostile.documents[0].file.unread == 1
     assert "line 3:  <script>" in text_of(hostile)
@@ -91,24 +76,16 @@ def test_what_was_not_read_is_shown(hostile: IngestResult) -> None:
 
 
 def test_text_of_others_is_inert(hostile: IngestResult) -> None:
-    for text in (text_of(hostile), to_html(hostile), to_junit(hostile)):
+    for text in (text_of(hostile), to_html(hostile)):
         assert "\x1b" not in text
         assert "\u202e" not in text
     assert "<script>alert" not in to_html(hostile)
-    assert "<script>alert" not in to_junit(hostile)
 
 
 def test_files_without_findings_are_named_together_and_their_facts_are_printed() -> None:
     result = ingest([LOG, TRACE])
     assert f"Nothing was found in {TRACE}." in shown(to_html(result))
     assert "Segments of request 1: " in text_of(result)
-
-
-def test_an_unknown_file_is_not_green() -> None:
-    file = FileRead(path="x", format="unknown", title="Unknown", bytes=2, sha256="", lines=1, read=0, unread=1)
-    result = IngestResult(verdict="inconclusive", created="2026-01-01T00:00:00Z", documents=(FileDocument(file=file),))
-    document = JUnitXml.fromstring(to_junit(result))
-    assert [[type(one).__name__ for one in case.result] for suite in document for case in suite] == [["Error"], ["Error"]]
 
 
 def test_places() -> None:
