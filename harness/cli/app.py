@@ -36,7 +36,7 @@ _GROUPS = {
     "Servers": {
         "run": ("run", "Ask both servers the same; decide if the candidate may merge."),
         "gate": ("gate", "Run in CI, with the policy and the accepted baselines."),
-        "bench": ("bench", "Time both servers side by side; judge the ratio of their times."),
+        "bench": ("run", "Time both servers side by side; judge the ratio of their times."),
         "bisect": ("bisect", "Find the layers, or the commit, that an error comes from."),
         "invariance": ("invariance", "Switch features that must change nothing; compare the output."),
         "fingerprint": ("fingerprint", "Show what is really served: tokens, RoPE, weights, backends."),

@@ -113,11 +113,7 @@ def refuse_flags_before(context: typer.Context) -> None:
 
 
 def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
-    """Make a spec of two backends whose servers assay starts and can instrument, and set up Triton for their kernels.
-
-    Raises:
-        UsageError: one of them is a URL.
-    """
+    """Make a spec of two backends whose servers assay starts and can instrument, and set up Triton for their kernels."""
     interpret_without_gpu()
     spec = make_spec(flags, config)
     for name, backend in (("--reference", spec.reference.backend), ("--candidate", spec.candidate.backend)):

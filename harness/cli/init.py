@@ -34,12 +34,12 @@ def init(
     from assay.harness.attention.kernels import find
 
     root = Path.cwd()
-    name = kernel or the_kernel(root)
+    name = kernel or _the_kernel(root)
     find("", name)
     is_package = any((root / file).exists() for file in ("pyproject.toml", "setup.py"))
     origin = _installed_from()
     requirement = origin or f"{DISTRIBUTION} @ git+{REPOSITORY}"
-    files = starter_files(name, Policy.model_fields["margin"].default, requirement, is_package)
+    files = _starter_files(name, Policy.model_fields["margin"].default, requirement, is_package)
     for path, text in files.items():
         say(f"{'wrote' if _write(root / path, text) else 'kept '}  {path}")
     if not origin:
@@ -119,7 +119,7 @@ $package      # Exit code 0: correct, 1: wrong, 2: usage error, 3: no verdict. A
 _PACKAGE = "      - run: python -m pip install -e .\n"
 
 
-def starter_files(kernel: str, margin: float, install: str, is_package: bool) -> Mapping[str, str]:
+def _starter_files(kernel: str, margin: float, install: str, is_package: bool) -> Mapping[str, str]:
     """Make the files of a repository that begins with assay, by their paths.
 
     Args:
@@ -138,7 +138,7 @@ def starter_files(kernel: str, margin: float, install: str, is_package: bool) ->
     }
 
 
-def the_kernel(root: Path) -> str:
+def _the_kernel(root: Path) -> str:
     """Find the only kernel in a repository, without importing anything.
 
     That is a public function of one argument which is annotated as AttentionCall, or which is not annotated, and whose q, k and v

@@ -49,11 +49,7 @@ _SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "late
 
 
 def build(folder: RunFolder) -> Report:
-    """Build the report of a run's folder, complete or not.
-
-    Raises:
-        EvidenceError: the folder is no run's, or is damaged, or was changed after the run had ended.
-    """
+    """Build the report of a run's folder, complete or not."""
     with reading(folder.path, "folder of a run"):
         return _build(folder)
 

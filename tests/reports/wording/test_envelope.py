@@ -10,10 +10,7 @@ import pytest
 from assay.harness.evidence.envelope import EngineLimits, Ranges
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import Statement, state
-from assay.harness.verdict import Requirement
 from assay.reports.wording.envelope import envelope_lines
-from assay.reports.wording.requirements import said_check
-from assay.reports.wording.say import say
 
 LINE = "envelope_tokens = 512 (default)"
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
@@ -82,46 +79,6 @@ def test_graphs_in_which_nothing_was_compared_are_not_covered(graphs: dict[str, 
     assert said.count("in CUDA graphs:") == len(expected)
 
 
-GAPS = {
-    "extend: cached prefix 202 to 511": ("extend", "prefix-tokens", ((202, 511),)),
-    "decode: total length 1, 3, 5, 7, 9 and 3 more ranges to 1,500": (
-        "decode", "total-tokens", (*((n, n) for n in range(1, 15, 2)), (1000, 1500))
-    ),
-    "extend: batch size up to 1,024": ("extend", "batch", 1024),
-    "extend: an end against borders of 64 tokens on it": ("extend", "border", "on it"),
-    "decode: decode depth 9-32": ("decode", "depth", "9-32"),
-}  # fmt: skip
-
-
-def lacking(phase: str, condition: str, lacking: Ranges | int | str) -> Statement:
-    return state("calls-lacking", phase=phase, condition=condition, lacking=lacking)
-
-
-@pytest.mark.parametrize("said", GAPS)
-def test_a_gap_is_said_with_its_phase_and_its_condition(said: str) -> None:
-    gap = lacking(*GAPS[said])
-    assert say(gap) == said
-    assert f"Gaps: {said}; {said}." in lines(gaps=(gap, gap))
-
-
-@pytest.mark.parametrize(
-    ("cause", "parted", "settles"),
-    [("no prefix cache", 0, "prefix cache on"), ("", None, "run again"),
-     ("texts part", 12, "run again, which asks other prompts")],
-)  # fmt: skip
-def test_a_check_names_the_first_gaps_and_what_closes_them(cause: str, parted: int | None, settles: str) -> None:
-    gaps = [lacking("extend", "batch", number) for number in range(1, 7)]
-    outcome = state("envelope-lacking", parted=parted, lacking=gaps, cause=cause, line=LINE)
-    said = said_check(Requirement("envelope-covered").check("missing", outcome))
-    named = ", ".join(f"extend: batch size up to {number}" for number in range(1, 5))
-    what = "in some layer no call" if parted is None else "no answer"
-    why = ", as 12 texts part before" if parted else ""
-    assert said.found == f"{what} was compared with {named} and 2 more{why}; {LINE}"
-    assert settles in said.settles
-
-
-def test_a_covered_envelope_is_said_with_its_layers() -> None:
-    covered = state("envelope-covered", layers=[("extend", 4), ("decode", 4)], line=LINE)
-    said = said_check(Requirement("envelope-covered").check("ok", covered))
-    assert said.found == f"4 layers in extend and 4 layers in decode; {LINE}"
-    assert said.settles == ""
+def test_gaps_are_said_beside_what_was_compared() -> None:
+    gap = state("calls-lacking", phase="extend", condition="batch", lacking=1024)
+    assert "Gaps: extend: batch size up to 1,024; extend: batch size up to 1,024." in lines(gaps=(gap, gap))
