@@ -14,7 +14,7 @@ from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, variables
-from assay.harness.fingerprint.in_interpreter import beside_config, digests_of, settings_of
+from assay.harness.fingerprint.in_interpreter import _digests_of, beside_config, settings_of
 from assay.harness.fingerprint.parts import faults
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
@@ -533,12 +533,12 @@ def test_digests_are_of_what_a_tokenizer_computes_from(tmp_path: Path) -> None:
         whole = {"model": {"type": "BPE", "vocab": vocabulary, "merges": merges}, "added_tokens": [], **more}
         (tmp_path / name).mkdir()
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(whole))
-        made[name] = digests_of(str(tmp_path / name), template)
+        made[name] = _digests_of(str(tmp_path / name), template)
     differs = {name: [part for part in of if of[part] != made["new"][part]] for name, of in made.items()}
     assert differs == {"new": [], "old": [], "lost": ["merges"], "swapped": ["template", "vocabulary"]}
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "merges.txt").write_text("a b")
-    assert set(digests_of(str(tmp_path / "plain"), None)) == {"template", "merges.txt"}
+    assert set(_digests_of(str(tmp_path / "plain"), None)) == {"template", "merges.txt"}
 
 
 def test_how_the_weights_are_quantised_is_a_setting() -> None:
