@@ -87,10 +87,15 @@ def compare(
         raise UsageError("--allow does nothing with these files.", "it with two fingerprints", "leave it out")
     from assay.harness.ingest.recognise import compare as run
     from assay.harness.ingest.tensor_diff import TensorRule
-    from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
+    from assay.harness.ingest.tensor_layout import check_axes
     from assay.reports.compare import compare_document
 
-    rule = TensorRule(tolerance, ModelHeads.of(model) if model else None, check_axes(layout))
+    shape = None
+    if model:
+        from assay.harness.engines.model import model_shape
+
+        shape = model_shape(model)
+    rule = TensorRule(tolerance, shape, check_axes(layout))
     result = run(a, b, margin, rule, metric, reproduce=as_given())
     raise typer.Exit(deliver(compare_document(result), json, html, junit))
 

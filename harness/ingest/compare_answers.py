@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Literal
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.assay_run import basis_of, report_of
 from assay.harness.ingest.comparison import OFF_SCALE, SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
 from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, Pairing, decide_either_way, loss, pair_tasks
-from assay.harness.ingest.result_set import Loaded
+from assay.harness.ingest.result import FormatReader
+from assay.harness.ingest.result_set import ReadResults
 from assay.harness.judge.answer_lengths import (
     AnswerEnd,
     AnswerLengths,
@@ -33,18 +33,9 @@ _ROUNDED = 1e-3
 _FLIPS_SHOWN, _TEXT_KEPT = 50, 400
 
 
-def _result(
-    left: Loaded, right: Loaded, verdict: Verdict, why: Sequence[Statement], checks: Sequence[Check],
-    answers: ComparedAnswers | None = None, notes: Sequence[Statement] = (),
-) -> Comparison:  # fmt: skip
-    kind: Literal["runs", "answers"] = "runs" if left.reader.id == "assay-run" else "answers"
-    return Comparison(
-        verdict=verdict, created=timestamp(), kind=kind, why=tuple(why), a=left.file, b=right.file, checks=tuple(checks),
-        answers=answers, notes=tuple(notes),
-    )  # fmt: skip
-
-
-def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: bool = False) -> Comparison:
+def compare_answers(
+    reader: FormatReader, left: ReadResults, right: ReadResults, margin: float, *, a_failed: bool = False
+) -> Comparison:
     """Compare two results of one tool: the first score of all tasks together, and every score of each.
 
     All share the level of a regression, and one of any score is one of B. A check that is not met rules out a pass, and hides no
@@ -52,6 +43,9 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
     better.
 
     Args:
+        reader: of both.
+        left: the accepted result.
+        right: the new one.
         margin: largest loss that passes.
         a_failed: whether A's own verdict is a failure.
     """
@@ -78,15 +72,11 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         flips=tuple(islice((flip for each in firsts for flip in _flips(each)), _FLIPS_SHOWN)),
     )  # fmt: skip
     no_measure = "failed" if a_failed else "gain" if overall.high < 0 and not overall.either_way else ""
+    checked = [task for task in tasks if task in leading or any(gap.id == OFF_SCALE for gap in task.unpaired)]
     # A result that is compared with its copy passes whatever the candidate computes.
     same = left.run == right.run and left.source.is_copy_of(right.source)
     checks = [
-        *_checks(
-            left,
-            right,
-            [task for task in tasks if task in leading or any(gap.id == OFF_SCALE for gap in task.unpaired)],
-            firsts,
-        ),
+        *_checks(reader, left, right, checked, firsts),
         *_ends_checks(lengths, pairs, no_measure),
         Requirement("two-results", sides=SIDES).met(not same, state("bytes-compared", same=same)),
     ]
@@ -108,7 +98,10 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         decided = "inconclusive"
     changed = firsts[0].differences.changed if firsts else ()
     notes = [state("served-differently", changed=changed)] if changed else []
-    return _result(left, right, decided, why, checks, answers, notes)
+    return Comparison(
+        verdict=decided, created=timestamp(), kind="answers", why=tuple(why), a=left.compared(reader), b=right.compared(reader),
+        checks=tuple(checks), answers=answers, notes=tuple(notes),
+    )  # fmt: skip
 
 
 def _ends_checks(lengths: AnswerLengths | None, pairs: Sequence[ItemPair], no_measure: str) -> Iterator[Check]:
@@ -149,12 +142,18 @@ def _flips(pairing: Pairing) -> Iterator[AnswerFlip]:
             yield AnswerFlip(task=pairing.a.task, key=a.key, direction=direction, **kept)
 
 
-def _checks(left: Loaded, right: Loaded, tasks: Sequence[ComparedTask], pairings: Sequence[Pairing]) -> Iterator[Check]:
+def _checks(
+    reader: FormatReader,
+    left: ReadResults,
+    right: ReadResults,
+    tasks: Sequence[ComparedTask],
+    pairings: Sequence[Pairing],
+) -> Iterator[Check]:
     def met(id_: str, bad: object, outcome: str, **values: object) -> Check:
         return Requirement(id_, sides=SIDES).met(not bad, state(outcome, **values))
 
     loaded = list(zip(SIDES, (left, right), strict=True))
-    doubts = [(side, doubt.where, doubt.diagnosis) for side, each in loaded for doubt in serious(each.reading.findings)]
+    doubts = [(side, doubt.where, doubt.diagnosis) for side, each in loaded for doubt in serious(each.findings)]
     sides = (("A", left.scores, right.scores), ("B", right.scores, left.scores))
     only = [(name, side) for side, these, those in sides for name in these if name not in those]
     differs = [(task.task, task.differs) for task in tasks if task.differs]
@@ -170,40 +169,40 @@ def _checks(left: Loaded, right: Loaded, tasks: Sequence[ComparedTask], pairings
     apart = [
         (side, score.stated.value, score.task, mean)
         for side, each in loaded
-        for score in each.reading.sets
+        for score in each.sets
         if score.stated and (mean := score.accuracy) is not None
         if abs(score.stated.value - mean) > _ROUNDED * max(1, abs(mean))
     ]
     gaps = [(gap.count, gap.id, task.task, gap.examples) for task in tasks for gap in task.unpaired]
     gaps = [gap for gap in gaps if gap[1] != BEYOND_STOP]
-    unread = left.reading.unread + right.reading.unread
+    unread = left.unread + right.unread
     yield met("scores-agree", apart, "stated-scores", apart=apart)
     yield met("all-paired", gaps, "documents-paired", pairs=sum(len(each.pairs) for each in pairings), gaps=gaps)
     yield met("all-read", unread, "records-unread", unread=unread)
     if unverified := sum(pairing.unverified for pairing in pairings):
         outcome = state("prompts-not-recorded", pairs=unverified)
         yield Requirement("same-prompts", sides=SIDES).check("not checked", outcome)
-    if left.reader.id != "assay-run":
+    if reader.id != "assay-run":
         yield Requirement("execution", sides=SIDES).check("not checked", state("kernels-not-recorded"))
 
 
-def compare_runs(left: Loaded, right: Loaded, margin: float) -> Comparison:
+def compare_runs(reader: FormatReader, left: ReadResults, right: ReadResults, margin: float) -> Comparison:
     """Compare two runs of assay: by the answers to the questions that both asked, and by nothing else.
 
     Their reports are made again from the evidence. The verdict is no better than that of the new run itself: answers show nothing
     of layers, logits or kernels that did not run.
-
-    Args:
-        left: the accepted run.
-        right: the new one.
-        margin: largest loss that passes.
     """
     a, b = report_of(left.source), report_of(right.source)
-    if not (left.reading.sets and right.reading.sets):
-        missing = Requirement("answers", sides=SIDES).met(False, state("report-without-answers"))
-        return _capped(_result(left, right, "inconclusive", [], [missing]), b)
-    made = compare_answers(left, right, margin, a_failed=a.verdict in ("regression", "error"))
-    return _capped(made.model_copy(update={"cause": _new_cause(a, b)}) if made.verdict == "regression" else made, b)
+    if left.sets and right.sets:
+        made = compare_answers(reader, left, right, margin, a_failed=a.verdict in ("regression", "error"))
+        cause = _new_cause(a, b) if made.verdict == "regression" else None
+        return _capped(made.model_copy(update={"kind": "runs", "cause": cause}), b)
+    missing = Requirement("answers", sides=SIDES).met(False, state("report-without-answers"))
+    made = Comparison(
+        verdict="inconclusive", created=timestamp(), kind="runs", why=(), a=left.compared(reader), b=right.compared(reader),
+        checks=(missing,),
+    )  # fmt: skip
+    return _capped(made, b)
 
 
 def _capped(result: Comparison, b: Report) -> Comparison:

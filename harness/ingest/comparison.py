@@ -112,8 +112,6 @@ class TensorRow(Part):
 
     cells: int = Field(description="tokens x heads")
     out_of_bounds: int
-    not_finite: int = Field(description="cells in which one side is not finite and the other differs")
-    max_abs: OwnError = Field(description="largest absolute difference in the worst cell")
     first: CellAt | None = Field(description="null: all within bounds")
     worst: CellAt
 
@@ -161,7 +159,7 @@ class Comparison(Decided, Worded):
 
     words = ("headline", "reasons", "covers")
 
-    schema_id: Literal["assay.compare/2"] = Field("assay.compare/2", alias="schema")
+    schema_id: Literal["assay.compare/3"] = Field("assay.compare/3", alias="schema")
 
     created: str = Field(description="ISO 8601, UTC")
     kind: ComparedKind

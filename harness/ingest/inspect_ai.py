@@ -66,7 +66,7 @@ def _recognises(source: SourceFile) -> bool:
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read the task of the log, by the scorer that `metric` names, or else by each of them."""
-    read, path = ReadResults(unit="sample"), source.path
+    read, path = ReadResults(source, "sample"), source.path
     if source.head.startswith(_ZIP):
         header, numbered = _from_zip(path, read)
     else:

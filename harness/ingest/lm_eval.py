@@ -91,7 +91,7 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read every score of all tasks of the files, or the one that `metric` names as lm-eval does."""
-    reading, stated = ReadResults(unit="sample"), dict[Path, _Json]()
+    reading, stated = ReadResults(source, "sample"), dict[Path, _Json]()
     runs: dict[str, list[ResultSet]] = {}
     for samples, results in _pairs(source.path):
         document = stated.setdefault(results, read_object(results)) if results else {}
@@ -449,7 +449,7 @@ class PrintedTables:
 
 def table_results(source: SourceFile, wanted: str) -> ReadResults:
     """Read the scores of all runs of the file: a row each, by all columns."""
-    reading, printed = ReadResults(unit="line", notes=[_NO_SAMPLES]), PrintedTables()
+    reading, printed = ReadResults(source, "line", notes=[_NO_SAMPLES]), PrintedTables()
     for line, text in source.lines():
         reading.read += printed.read(line, text)
     for run, rows in printed.runs.items():

@@ -20,6 +20,7 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.schema import Part
 from assay.harness.text import did_you_mean, one_line
+from assay.harness.verdict import serious
 
 # Units that were not understood which are quoted, and rows of a table.
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
@@ -163,24 +164,32 @@ class ResultSet(Part):
 
 @dataclass
 class ReadResults:
-    """The result of a reader on a file, counted unit by unit.
+    """What a reader read of a file, counted unit by unit.
 
     Attributes:
-        sets: one for each task.
+        source: the file.
         unit: what is counted.
         read: units that were understood.
         unread: the others, with what is wrong with each: `refuse` fills them.
         notes: what a person must know to trust the numbers.
         findings: what is wrong by itself.
+        run: which of its runs is compared.
     """
 
-    sets: list[ResultSet] = field(default_factory=list)
+    source: SourceFile
     unit: str = "record"
+    sets: list[ResultSet] = field(default_factory=list)
     read: int = 0
     unread: int = 0
     excerpts: list[Excerpt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     findings: list[CitedFinding] = field(default_factory=list)
+    run: str = ""
+
+    @property
+    def scores(self) -> dict[str, ResultSet]:
+        """Its scores, by task and metric."""
+        return {result_set.name: result_set for result_set in self.sets}
 
     def refuse(self, number: int, text: str) -> None:
         """Count a unit that was not understood. `number` is its line, or its place from 1."""
@@ -188,35 +197,18 @@ class ReadResults:
         if len(self.excerpts) < _MOST_EXCERPTS:
             self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
 
-    def file(self, source: SourceFile, id: str, title: str) -> FileRead:
+    def file(self, format: str, title: str) -> FileRead:
         """Describe how much of the file was understood, under this id and title of a format."""
-        return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
+        return FileRead.of(self.source, format, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
 
-
-@dataclass(frozen=True)
-class Loaded:
-    """One side of a comparison, read; of a file with several runs, one of them."""
-
-    source: SourceFile
-    reader: FormatReader
-    reading: ReadResults
-    run: str = ""
-
-    @property
-    def scores(self) -> dict[str, ResultSet]:
-        """Its scores, by task and metric."""
-        return {result_set.name: result_set for result_set in self.reading.sets}
-
-    @property
-    def file(self) -> FileRead:
-        """Describe how much was read of it, titled by the tool and the model, and of how many answers a score is."""
-        first = self.reading.sets[0] if self.reading.sets else None
-        about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
-        file = self.reading.file(self.source, self.reader.id, about)
+    def compared(self, reader: FormatReader) -> FileRead:
+        """Describe the file as one side of a comparison: by the tool and the model, and of how many answers a score is."""
+        about = next((f"{of.tool} {of.version} {of.model}".split() for of in self.sets), [reader.title])
+        file = self.file(reader.id, " ".join(about))
         fewer = [
-            made for made in (score.incomplete() for score in self.reading.sets) if made and made.severity != "info"
+            f"{made.where}: {made.diagnosis}" for made in serious(filter(None, map(ResultSet.incomplete, self.sets)))
         ]
-        return file.model_copy(update={"notes": (*file.notes, *(f"{made.where}: {made.diagnosis}" for made in fewer))})
+        return file.model_copy(update={"notes": (*file.notes, *fewer)})
 
 
 def perplexity(loglikelihood: float, units: float) -> float:
@@ -301,7 +293,7 @@ def results_reader(
         reading = results(source, "")
         answered = [each for each in reading.sets if each.items]
         document = FileDocument(
-            file=reading.file(source, id, title),
+            file=reading.file(id, title),
             facts=tuple(fact for each in {each.task: each for each in reading.sets}.values() for fact in _facts(each)),
             tables=(_table(answered),) if answered else (),
             findings=(*reading.findings, *filter(None, (each.incomplete() for each in answered))),

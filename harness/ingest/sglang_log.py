@@ -71,11 +71,6 @@ def _notes(log: Log, source: SourceFile) -> Iterable[str]:
             f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may be of several "
             "processes, whose figures are then not separated"
         )
-    if log.loose_outcomes.count:
-        yield (
-            f"{log.loose_outcomes.count} outcomes were printed while no test or several were running (first in line "
-            f"{log.loose_outcomes.first})"
-        )
     cut = [server.line for server in log.servers if not server.whole]
     if cut:
         yield f"the arguments of the server in line {ranges(cut)} are cut off"
@@ -147,8 +142,6 @@ def _tables(log: Log) -> Iterable[FactTable]:
 
 
 def _duration(test: Test) -> str:
-    if test.seconds is not None:
-        return f"{test.seconds:g}"
     return f"about {seconds_between(test.began, test.ended):.0f}" if test.began and test.ended else "not stated"
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from filecmp import cmp
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from assay.harness.errors import EvidenceError
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import LISTED, CellAt, ComparedTensors, Comparison, TensorRow
 from assay.harness.ingest.tensor_files import StoredTensor, open_dump, other_files
-from assay.harness.ingest.tensor_layout import Layout, ModelHeads, layout_of
+from assay.harness.ingest.tensor_layout import Layout, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
 from assay.harness.statement import Statement, state
+
+if TYPE_CHECKING:
+    from assay.harness.engines.model import ModelShape
 
 # Largest share of cells with NaN on both sides that is no gap.
 _MOST_NAN = 0.1
@@ -45,7 +48,7 @@ class TensorRule:
     """
 
     tolerance: float | None = None
-    model: ModelHeads | None = None
+    model: ModelShape | None = None
     axes: str = ""
 
     @property
@@ -217,12 +220,9 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
 
 
 def _row(pair: _Compared) -> TensorRow:
-    cells, worst = pair.cells, pair.at(pair.cells.worst)
-    assert worst is not None
-    return TensorRow(
-        cells=cells.total, out_of_bounds=cells.differing, not_finite=cells.nonfinite, max_abs=_error(cells.max_abs),
-        first=pair.at(cells.first), worst=worst,
-    )  # fmt: skip
+    first, worst = pair.at(pair.cells.first), pair.at(pair.cells.worst)
+    assert worst is not None  # it differs
+    return TensorRow(cells=pair.cells.total, out_of_bounds=pair.cells.differing, first=first, worst=worst)
 
 
 def _error(value: float) -> OwnError:
@@ -362,8 +362,6 @@ class Cells:
         first: the first of them by place in the batch, token and head; None if there is none.
         worst: the largest error of any cell; None if no bit differs.
         by_head: float64 [heads], the largest error of each head, NaN if one side is not finite; [1] without heads.
-        nonfinite: cells in which one side is not finite and the other differs.
-        max_abs: largest absolute difference in the worst cell.
         nan: cells of which every element is NaN on both sides, which shows nothing.
     """
 
@@ -372,8 +370,6 @@ class Cells:
     first: TensorCell | None
     worst: TensorCell | None
     by_head: NDArray[np.float64]
-    nonfinite: int
-    max_abs: float
     nan: int = 0
 
 
@@ -397,7 +393,7 @@ def compare_cells(
     """
     rows = math.prod(layout.lead)
     heads = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1
-    equal = Cells(0, rows, None, None, np.zeros(heads), 0, 0.0)
+    equal = Cells(0, rows, None, None, np.zeros(heads))
     if not a.numel():  # nothing to compare, however many rows of no elements a damaged header states
         return equal
     a, b = (each.resolve_conj().resolve_neg().contiguous().view(rows, layout.dim) for each in (a, b))
@@ -435,7 +431,7 @@ def compare_cells(
         ratios = _by_column(a, b, layout, bound, bound / _ROUNDINGS if factor is None else factor)
         errors = torch.maximum(errors, (ratios * bound).float())  # a NaN stays
         out |= ratios > 1
-    return replace(_summary(a, b, layout, errors.numpy(), out.numpy()), nan=nan)
+    return replace(_summary(layout, errors.numpy(), out.numpy()), nan=nan)
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -556,32 +552,21 @@ def _factor(product: Tensor, square: Tensor, steps: Tensor) -> Tensor:
     return product.abs() / (_FACTOR * square + 2 * steps.sqrt()).clamp(min=1e-300)
 
 
-def _summary(a: Tensor, b: Tensor, layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
+def _summary(layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
     """Summarise `errors` and `out` (which cells are out of bounds): [rows], in the order of the tensor."""
     axes = "".join(sorted(layout.axes, key="bth".index))
     order = [layout.axes.index(letter) for letter in axes]
-    by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors, out))
-    count, ranked = int(out.sum()), _ranked(errors)
-    row = int(ranked.argmax())
+    by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors.astype(np.float64), out))
+    # A NaN is worse than an infinite ratio.
+    finite = np.nan_to_num(by_place, nan=0.0, posinf=np.finfo(np.float64).max)
+    ranked = np.where(np.isnan(by_place), np.inf, finite)
+
+    def cell(flat: np.intp) -> TensorCell:
+        at = dict(zip(axes, map(int, np.unravel_index(flat, by_place.shape)), strict=True))
+        return TensorCell(at.get("b"), at.get("t"), at.get("h"), float(by_place.reshape(-1)[flat]))
+
     heads_last = by_place if "h" in axes else by_place[..., None]
-    apart = _apart(a[row], b[row], torch.float64)
     return Cells(
-        differing=count,
-        total=errors.size,
-        first=_cell(by_place, axes, int(out_by_place.reshape(-1).argmax())) if count else None,
-        worst=_cell(by_place, axes, int(_ranked(by_place).argmax())),
-        by_head=heads_last.reshape(-1, heads_last.shape[-1]).astype(np.float64).max(0),  # NaN wins
-        nonfinite=int(np.isnan(errors).sum()),
-        max_abs=float(apart.max()) if apart.numel() else 0.0,
-    )
-
-
-def _ranked(errors: NDArray[Any]) -> NDArray[Any]:
-    """Rank errors: a NaN is worse than an infinite ratio."""
-    finite = np.nan_to_num(errors.astype(np.float64), nan=0.0, posinf=np.finfo(np.float64).max)
-    return np.where(np.isnan(errors), np.inf, finite).reshape(-1)
-
-
-def _cell(errors: NDArray[Any], axes: str, flat: int) -> TensorCell:
-    at = dict(zip(axes, (int(i) for i in np.unravel_index(flat, errors.shape)), strict=True)) if axes else {}
-    return TensorCell(at.get("b"), at.get("t"), at.get("h"), float(errors.reshape(-1)[flat]))
+        differing=int(out.sum()), total=errors.size, first=cell(out_by_place.argmax()) if out.any() else None,
+        worst=cell(ranked.argmax()), by_head=heads_last.reshape(-1, heads_last.shape[-1]).max(0),  # NaN wins
+    )  # fmt: skip

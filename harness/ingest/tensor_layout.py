@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from assay.harness.errors import UsageError
-from assay.harness.reading import whole_file
+
+if TYPE_CHECKING:
+    from assay.harness.engines.model import ModelShape
 
 _LAYER = re.compile(r"(?:^|[._])(?:layers?|blocks?|h)[._](\d+)(?=[._]|$)")
 # Boundaries by the first pattern that a name matches: "attn" is in the names of projections too, so it comes late.
@@ -84,36 +84,6 @@ def _has_heads(name: str) -> bool:
 _AXES = "bthd"
 
 
-@dataclass(frozen=True)
-class ModelHeads:
-    """Heads of a model, from its ``config.json`` (transformers' names): `heads` of q, `kv_heads` of k and v."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-    @classmethod
-    def of(cls, folder: Path) -> ModelHeads:
-        """Read it from a model's folder.
-
-        Raises:
-            UsageError: there is no ``config.json``, or it does not name the heads.
-        """
-        path = folder if folder.is_file() else folder / "config.json"
-        try:
-            config: dict[str, Any] = json.loads(whole_file(path))
-            config = config.get("text_config", config)
-            heads = int(config["num_attention_heads"])
-            head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-            return cls(heads, int(config.get("num_key_value_heads") or heads), head_dim)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{path} does not state a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
-                "a model's folder with config.json, as Hugging Face writes it",
-                "give another --model",
-            ) from None
-
-
 class Layout(NamedTuple):
     """The meaning of a tensor's leading dimensions. Its last dimension is summed over, per cell.
 
@@ -133,7 +103,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(
-    name: str, shape: Sequence[int], model: ModelHeads | None = None, axes: str = "", rows: int | None = None
+    name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "", rows: int | None = None
 ) -> Layout:
     """Infer how to read a tensor.
 
@@ -159,7 +129,7 @@ def layout_of(
 
     def fits(lead: str) -> bool:
         """Return True if the heads of the model are where a layout has them."""
-        counts = (model.heads, model.kv_heads) if model and heads else ()
+        counts = (model.q_heads, model.kv_heads) if model and heads else ()
         split = sizes[lead.index("h")] if "h" in lead else 0
         return any((dim, split) in ((model.head_dim, count), (count * model.head_dim, 0)) for count in counts if model)
 

@@ -25,7 +25,7 @@ from assay.harness.ingest.tensor_diff import TensorRule
 from assay.harness.run.plan import prepare
 from assay.harness.sides import ROLES
 from assay.harness.statement import state
-from assay.harness.verdict import Check
+from assay.harness.verdict import WORST_FIRST, Check
 
 MARGIN = 0.02
 
@@ -83,7 +83,7 @@ def test_two_lm_eval_runs_of_the_seed_case_are_a_regression(data: Path) -> None:
     assert answers(result).overall.pairs == 24
     assert answers(result).overall.lost == len([one for one in answers(result).flips if one.direction == "lost"]) == 7
     assert [(one.id, one.count) for one in answers(result).overall.unpaired] == [("skipped-in-a", 104), ("skipped-in-b", 104)]
-    assert status(result, "execution") == "not checked"
+    assert (status(result, "execution"), status(result, "finish-reasons")) == ("not checked", "not checked")
     assert [why.id for why in result.why] == ["accuracy-lost"]
     assert Comparison.model_validate_json(result.model_dump_json()) == result
 
@@ -285,16 +285,12 @@ def test_two_runs_are_compared_over_the_beginning_that_both_asked(run: Callable[
     assert check(result, "own-verdict").outcome == state("own-verdict", verdict="inconclusive", of=["kernel-executed-extend"])
 
 
-def test_a_loss_between_two_runs_is_a_regression(run: Callable[..., Path]) -> None:
-    result = compare(run("a", 300), run("b", 300, wrong=60))
-    assert result.verdict == "regression"
-    assert answers(result).overall.lost == 60
-
-
 def test_two_runs_have_the_cause_that_is_new(
     run: Callable[..., Path], examples: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = run("a", 300), run("b", 300, wrong=60)
+    result = compare(a, b)
+    assert (result.verdict, answers(result).overall.lost, result.cause) == ("regression", 60, None)
     good, bad = examples.passing(), examples.regression()
     wrong = bad.findings[0].model_copy(update={"severity": "serious", "does": "applies no causal mask"})
     bad = bad.model_copy(update={"findings": (wrong,)})
@@ -358,11 +354,6 @@ def test_a_first_run_that_failed_measures_no_lengths(
     assert check(result, "answer-lengths").outcome == state("lengths-no-measure", why="failed")
 
 
-def test_what_a_tool_does_not_record_is_not_checked(data: Path) -> None:
-    result = compare(data / "lm_eval_a", data / "lm_eval_b")
-    assert status(result, "finish-reasons") == "not checked"
-
-
 def test_prompts_that_were_not_recorded_are_not_checked_and_forbid_no_pass(data: Path, tmp_path: Path) -> None:
     unrecorded = {"prompt_hash": "", "arguments": {}}
     result = compare(*two(data, tmp_path, lambda rows: [row | unrecorded for row in rows], both=True))
@@ -412,39 +403,91 @@ def share(right: int, of: int = 1000) -> list[float]:
     return [float(n < right) for n in range(of)]
 
 
-@pytest.mark.parametrize("samples", [True, False])
-@pytest.mark.parametrize(("before", "after", "verdict"), [(0.3, 0.7, "regression"), (0.7, 0.3, "better")])
-def test_a_score_of_which_lower_is_better_is_read_so(
-    tmp_path: Path, before: float, after: float, verdict: str, samples: bool
-) -> None:
+def errors_of(rate: float) -> list[float]:
+    return [rate + 0.1 * (n % 3 - 1) for n in range(600)]
+
+
+_BOTH, _ALONE, _ROUGE, _SIGNED = share(800), {"samples": False}, [41.5] * 1000, [-3.0, 5.0] * 500
+_LOWER: dict[str, Any] = {"lower": ("wer",)}
+_UNPAIRED, _LIMITED = ["all-paired"], ["same-settings", "all-paired"]
+_SETTINGS = {"limit": {"what": "limit", "a": "400", "b": "300"}, "shots": {"what": "shots", "a": "0", "b": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "tasks", "why", "missing"),
+    [
+        # Of which lower is better.
+        ({"wer": errors_of(0.3)}, {"wer": errors_of(0.7)}, (_LOWER, _LOWER), "regression", "accuracy-lost", []),
+        ({"wer": errors_of(0.7)}, {"wer": errors_of(0.3)}, (_LOWER, _LOWER), "pass", "accuracy-kept", []),
+        ({"wer": errors_of(0.3)}, {"wer": errors_of(0.7)}, (_LOWER | _ALONE,) * 2, "regression", "scores-unpaired", _UNPAIRED),
+        ({"wer": errors_of(0.7)}, {"wer": errors_of(0.3)}, (_LOWER | _ALONE,) * 2, "inconclusive", "scores-unpaired", _UNPAIRED),
+        # Every stated score is tested, and a regression of any rules out a pass.
+        ({"acc": _BOTH, "acc_norm": _BOTH}, {"acc": _BOTH, "acc_norm": share(799)}, ({}, {}), "pass pass", "accuracy-kept", []),
+        ({"acc": _BOTH, "acc_norm": _BOTH}, {"acc": _BOTH, "acc_norm": share(0)}, ({}, {}), "pass regression", "of-task", []),
+        ({"acc": _BOTH, "acc_norm": _BOTH}, {"acc": _BOTH}, ({}, {}), "pass", "accuracy-kept", ["same-tasks"]),
+        # Points of 100, of either side; of no scale, compared unpaired.
+        ({"rouge": _ROUGE, "acc": _BOTH}, {"rouge": _ROUGE, "acc": _BOTH}, ({}, {}), "pass pass", "accuracy-kept", []),
+        ({"rouge": _ROUGE, "acc": _BOTH}, {"rouge": [2.5] * 1000, "acc": _BOTH}, ({}, {}), "pass regression", "of-task", []),
+        ({"rouge": _ROUGE, "acc": _BOTH}, {"rouge": [0.9] * 1000, "acc": _BOTH}, ({}, {}), "pass regression", "of-task", []),
+        ({"acc": _BOTH, "d": _SIGNED}, {"acc": _BOTH, "d": _SIGNED}, ({}, {}), "pass inconclusive", "accuracy-kept", _UNPAIRED),
+        # Without samples.
+        ({"acc": _BOTH}, {"acc": share(600)}, (_ALONE, _ALONE), "regression", "scores-unpaired", _UNPAIRED),
+        ({"acc": _BOTH}, {"acc": _BOTH}, (_ALONE, _ALONE), "inconclusive", "scores-unpaired", _UNPAIRED),
+        # Other settings are the first line, and hide no loss.
+        ({"acc": _BOTH}, {"acc": share(200)}, (_ALONE, _ALONE | {"shots": 1}), "inconclusive", "shots scores-unpaired",
+         ["same-settings"]),
+        ({"acc": share(400, 400)}, {"acc": share(300, 300)}, ({"limit": 400}, {"limit": 300}), "pass", "limit accuracy-kept",
+         _LIMITED),
+        ({"acc": share(400, 400)}, {"acc": share(100, 300)}, ({"limit": 400}, {"limit": 300}), "regression", "limit accuracy-lost",
+         _LIMITED),
+        ({"acc": share(180, 400)}, {"acc": share(100, 300)}, ({"limit": 400} | _ALONE, {"limit": 300} | _ALONE), "inconclusive",
+         "limit scores-unpaired", _LIMITED),
+        # Asked for, and answered by neither.
+        ({"acc": share(400, 400)}, {"acc": share(400, 400)}, ({"asked": 480},) * 2, "pass", "accuracy-kept", _UNPAIRED),
+    ],
+)  # fmt: skip
+def test_what_lm_eval_states_of_a_task(
+    tmp_path: Path, a: dict[str, list[float]], b: dict[str, list[float]], options: tuple[dict[str, Any], ...], tasks: str, why: str,
+    missing: list[str],
+) -> None:  # fmt: skip
+    result = compare(lm_run(tmp_path / "a", a, **options[0]), lm_run(tmp_path / "b", b, **options[1]))
+    named, said = answers(result).tasks, why.split()
+    assert (" ".join(task.verdict for task in named), unmet(result)) == (tasks, missing)
+    worst = next((verdict for verdict in WORST_FIRST if verdict in tasks.split()), "")
+    assert result.verdict == (worst if worst == "regression" or not missing else "inconclusive")
+    assert [each.id for each in result.why] == (["not-same-question"] if len(said) > 1 else []) + said[-1:]
+    if len(said) > 1:
+        assert [each.values for each in result.why[0].values["differs"]] == [_SETTINGS[said[0]]]
+    means = {name: (sum(a[name]) / len(a[name]), sum(b[name]) / len(b[name])) for name in a if name in b}
+    scale = 100 if "rouge" in a else 1
+    for task in named:
+        before, after = means[task.metric.partition(",")[0]]
+        lost = (after - before) if task.metric.startswith("wer") else before - after
+        assert task.loss == pytest.approx(lost / (scale if task.metric.startswith("rouge") else 1), abs=1e-3)
+
+
+def test_an_unpaired_difference_has_an_interval_and_one_metric_can_be_asked_for(tmp_path: Path) -> None:
     a, b = (
-        lm_run(tmp_path / name, {"wer": [rate + 0.1 * (n % 3 - 1) for n in range(600)]}, lower=("wer",), samples=samples)
-        for name, rate in (("a", before), ("b", after))
+        lm_run(tmp_path / name, {"acc": share(right), "acc_norm": share(600)}, samples=False)
+        for name, right in (("a", 800), ("b", 600))
     )
-    result = compare(a, b)
-    assert result.verdict == ("regression" if verdict == "regression" else "pass" if samples else "inconclusive")
-    assert answers(result).overall.a == pytest.approx(before, abs=1e-3)
-    assert answers(result).overall.loss == pytest.approx(after - before, abs=1e-3)
-
-
-def test_every_stated_score_is_tested_and_a_regression_of_any_rules_out_a_pass(tmp_path: Path) -> None:
-    a = lm_run(tmp_path / "a", {"acc": share(800), "acc_norm": share(800)})
-    assert compare(a, lm_run(tmp_path / "same", {"acc": share(800), "acc_norm": share(799)})).verdict == "pass"
-    result = compare(a, lm_run(tmp_path / "b", {"acc": share(800), "acc_norm": share(0)}))
-    assert [(one.metric, one.verdict) for one in answers(result).tasks] == [("acc,none", "pass"), ("acc_norm,none", "regression")]
-    assert (result.verdict, [why.id for why in result.why]) == ("regression", ["of-task"])
-    assert compare_files(a, tmp_path / "b", MARGIN, TensorRule(), "acc").verdict == "pass", "of the one that was asked for"
-    gone = compare(a, lm_run(tmp_path / "gone", {"acc": share(800)}))
-    assert (gone.verdict, check(gone, "same-tasks").outcome.values["only"]) == ("inconclusive", [["t (acc_norm,none)", "A"]])
+    task = answers(compare(a, b)).tasks[0]
+    assert (task.test, task.pairs, task.low, task.high) == (
+        "unpaired",
+        0,
+        pytest.approx(0.161, abs=2e-3),
+        pytest.approx(0.239, abs=2e-3),
+    )
+    (only,) = answers(compare_files(a, b, MARGIN, TensorRule(), "acc_norm")).tasks
+    assert only.verdict == "inconclusive"
 
 
 def test_a_stated_score_that_no_sample_has_is_tested_unpaired(tmp_path: Path) -> None:
-    sides = {name: lm_run(tmp_path / name, {"acc": share(800)}) for name in ("a", "same", "b")}
-    for name, bleu in (("a", 35.2), ("same", 35.1), ("b", 5.2)):
+    sides = [lm_run(tmp_path / name, {"acc": share(800)}) for name in "ab"]
+    for side, bleu in zip(sides, (35.2, 5.2), strict=True):
         stated = {"acc,none": 0.8, "bleu,none": bleu, "bleu_stderr,none": 0.4}
-        changed(sides[name] / "results_2026.json", results__t=stated)
-    assert compare(sides["a"], sides["same"]).verdict == "pass"
-    result = compare(sides["a"], sides["b"])
+        changed(side / "results_2026.json", results__t=stated)
+    result = compare(*sides)
     assert [(one.metric, one.test, one.verdict) for one in answers(result).tasks] == [
         ("acc,none", "exact", "pass"), ("bleu,none", "unpaired", "regression"),
     ]  # fmt: skip
@@ -471,40 +514,6 @@ def test_the_second_scorer_of_a_log_is_tested(data: Path, tmp_path: Path) -> Non
         "pattern": "pass", "judge/style": "regression", "judge/facts": "pass",
     }  # fmt: skip
     assert result.verdict == "regression"
-
-
-def test_results_without_samples_are_compared_unpaired(tmp_path: Path) -> None:
-    a = lm_run(tmp_path / "a", {"acc": share(800)}, samples=False)
-    worse = compare(a, lm_run(tmp_path / "b", {"acc": share(600)}, samples=False))
-    task = answers(worse).overall
-    assert (worse.verdict, task.test, task.pairs) == ("regression", "unpaired", 0)
-    assert (task.low, task.high) == (pytest.approx(0.161, abs=2e-3), pytest.approx(0.239, abs=2e-3))
-    assert [why.id for why in worse.why] == ["scores-unpaired"]
-    same = compare(a, lm_run(tmp_path / "c", {"acc": share(800)}, samples=False))
-    assert (same.verdict, status(same, "all-paired")) == ("inconclusive", "missing")
-
-
-def test_other_shots_are_the_first_line_and_the_difference_follows(tmp_path: Path) -> None:
-    a, b = (lm_run(tmp_path / str(shots), {"acc": share(800 - 600 * shots)}, shots=shots, samples=False) for shots in (0, 1))
-    result = compare(a, b)
-    assert (result.verdict, [why.id for why in result.why]) == ("inconclusive", ["not-same-question", "scores-unpaired"])
-
-
-def test_another_limit_is_the_first_line_and_hides_no_loss(tmp_path: Path) -> None:
-    a = lm_run(tmp_path / "a", {"acc": share(400, 400)}, limit=400)
-    b = lm_run(tmp_path / "b", {"acc": share(300, 300)}, limit=300)
-    result = compare(a, b)
-    assert (result.verdict, [why.id for why in result.why]) == ("inconclusive", ["not-same-question", "accuracy-kept"])
-    assert result.why[0].values["differs"] == [state("tasks-differ", what="limit", a="400", b="300")]
-    worse = compare(a, lm_run(tmp_path / "c", {"acc": share(100, 300)}, limit=300))
-    assert (worse.verdict, worse.why[0].id) == ("regression", "not-same-question")
-
-
-def test_what_was_asked_and_is_in_neither_forbids_a_pass(tmp_path: Path) -> None:
-    a, b = (lm_run(tmp_path / name, {"acc": share(400, 400)}, asked=480) for name in "ab")
-    result = compare(a, b)
-    assert (result.verdict, unmet(result)) == ("inconclusive", ["all-paired"])
-    assert [(one.id, one.count) for one in answers(result).overall.unpaired] == [("skipped-in-a", 80), ("skipped-in-b", 80)]
 
 
 TABLE = """vllm (pretrained=org/model), gen_kwargs: (None), limit: 250.0, num_fewshot: 5, batch_size: auto
@@ -872,22 +881,6 @@ def test_answers_of_lm_eval_are_as_long_as_what_the_model_wrote(data: Path, tmp_
     assert lengths and (lengths.candidate, lengths.recounted) == (1600, 0.0)  # noqa: PT018
 
 
-def test_scores_in_points_are_tested_and_those_of_no_scale_are_no_pass(tmp_path: Path) -> None:
-    acc, rouge = share(800), [41.5] * 1000
-    a = lm_run(tmp_path / "a", {"rouge": rouge, "acc": acc})
-    assert compare(a, lm_run(tmp_path / "same", {"rouge": rouge, "acc": acc})).verdict == "pass"
-    worse = compare(a, lm_run(tmp_path / "b", {"rouge": [2.5] * 1000, "acc": acc}))
-    assert [(one.metric, one.verdict) for one in answers(worse).tasks] == [("acc,none", "pass"), ("rouge,none", "regression")]
-    assert answers(worse).tasks[1].loss == pytest.approx(0.39)
-    low = compare(a, lm_run(tmp_path / "low", {"rouge": [0.9] * 1000, "acc": acc}))
-    assert answers(low).tasks[1].loss == pytest.approx(0.406), "both are in points where either is"
-    signed = [lm_run(tmp_path / f"signed {side}", {"acc": acc, "rouge_diff": [-3.0, 5.0] * 500}) for side in "ab"]
-    result = compare(*signed)
-    assert (result.verdict, unmet(result)) == ("inconclusive", ["all-paired"])
-    assert [gap.id for gap in answers(result).tasks[1].unpaired] == ["off-scale"]
-    assert compare_files(*signed, MARGIN, TensorRule(), "acc").verdict == "pass"
-
-
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("part", ["example", "question"])
 def test_worked_examples_and_what_follows_them_are_of_the_prompt(data: Path, tmp_path: Path, part: str, marked: bool) -> None:
@@ -920,13 +913,6 @@ def test_ends_of_every_epoch_count_and_those_of_one_document_count_once(data: Pa
     # Five documents of 256 that end otherwise four times each: 20 of 0 answers would be p = 2e-6.
     calls = compare(a, epochs("c", lambda number, _: "tool_calls" if number < 7 else "stop"))
     assert status(calls, "finish-reasons") == "ok"
-
-
-def test_two_runs_of_which_one_was_limited_are_no_regression_without_samples(tmp_path: Path) -> None:
-    a = lm_run(tmp_path / "a", {"acc": share(180, 200)}, limit=200, samples=False)
-    b = lm_run(tmp_path / "b", {"acc": share(780)}, samples=False)
-    result = compare(a, b)
-    assert (result.verdict, [why.id for why in result.why]) == ("inconclusive", ["not-same-question", "scores-unpaired"])
 
 
 def test_what_served_differently_is_said(tmp_path: Path) -> None:

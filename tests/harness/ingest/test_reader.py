@@ -141,7 +141,6 @@ def test_outcomes_of_several_open_tests_are_counted_and_given_to_none() -> None:
     log = read("a/test_x.py::test_one ", "a/test_x.py::test_two ", "FAILED", "PASSED")
     assert log.outcomes == {"failed": 1, "passed": 1}
     assert [one.outcome for one in log.tests] == ["", ""]
-    assert log.loose_outcomes.count == 2
 
 
 def test_time_that_goes_back_is_seen() -> None:
@@ -239,5 +238,5 @@ def test_a_summary_and_durations_tell_of_tests_whose_failure_is_not_shown() -> N
         "========================= 1 failed in 100.02s (0:01:40) ==========================",
     )
     (test,) = log.tests
-    assert (log.read, test.seconds, test.outcome, test.outcome_line) == (7, 99.12, "failed", 6)
+    assert (log.read, test.outcome, test.outcome_line) == (7, "failed", 6)
     assert [(trace.exception, at) for trace, at in log.traces] == [("ValueError: no", 0)]

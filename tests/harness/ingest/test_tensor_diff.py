@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from assay.harness.engines.model import ModelShape
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.comparison import ComparedTensors, Comparison
 from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.tensor_diff import TensorRule, diff_tensors
 from assay.harness.ingest.tensor_files import open_dump
-from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
+from assay.harness.ingest.tensor_layout import check_axes
 from assay.harness.judge.report import NOT_FINITE
 from assay.harness.statement import Statement, state
 from assay.reports.wording.say import say
@@ -85,7 +85,6 @@ def test_what_is_not_finite_is_worst(tmp_path: Path) -> None:
     result = tensors(_compared(tmp_path, change))
     assert result.worst is not None
     assert (result.worst.layer, result.worst.error) == (2, NOT_FINITE)
-    assert result.tensors[-1].not_finite == 1
     grid = next(grid for grid in result.grids if grid.where == "attention")
     assert grid.values[2][1] == NOT_FINITE
 
@@ -128,7 +127,7 @@ def test_numbered_files_are_passes_and_a_model_splits_heads(tmp_path: Path) -> N
             if (side, step) == ("b", 3):
                 values[4, 64:] *= 1.2
             torch.save({"model": {"layers.0.self_attn.attn": values}}, tmp_path / side / f"pass_{step}.pt")
-    rule = TensorRule(model=ModelHeads(heads=2, kv_heads=1, head_dim=64))
+    rule = TensorRule(model=model_of(heads=2, kv_heads=1, head_dim=64))
     result = tensors(diff_tensors(tmp_path / "a", tmp_path / "b", rule))
     assert result.first is not None
     assert (result.first.layer, result.first.step, result.first.head, result.first.token) == (0, 3, 1, 4)
@@ -259,14 +258,8 @@ def test_headers_that_lie_and_arrays_that_are_no_numbers_are_refused(tmp_path: P
             open_dump(path)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_the_heads_of_a_model_are_read_from_its_configuration(tmp_path: Path, inside: bool) -> None:
-    config = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if inside else config))
-    assert ModelHeads.of(tmp_path) == ModelHeads(heads=8, kv_heads=2, head_dim=64)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match="does not state a model's heads"):
-        ModelHeads.of(tmp_path)
+def model_of(heads: int, kv_heads: int, head_dim: int) -> ModelShape:
+    return ModelShape(vocabulary=1, context=1, q_heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
 
 def one_wrong(
@@ -289,7 +282,7 @@ def test_an_ambiguous_layout_is_asked_for_and_no_head_is_named(tmp_path: Path) -
     assert layout == state("layout", shape=[1, 16, 4, 64], axes="t", either=["bhtd", "bthd"])
     assert say(differ).endswith("at [0, 9, 2].")
     assert "bhtd or bthd: name them with --layout" in say(layout)
-    model = ModelHeads(heads=4, kv_heads=2, head_dim=64)
+    model = model_of(heads=4, kv_heads=2, head_dim=64)
     for rule, head, token in (
         (TensorRule(axes="bhtd"), 9, 2), (TensorRule(axes="bthd"), 2, 9), (TensorRule(model=model), 2, 9)
     ):  # fmt: skip
@@ -313,7 +306,7 @@ def test_no_wrong_head_is_named(
     tmp_path: Path, shape: tuple[int, ...], at: tuple[int, ...], model: tuple[int, int, int] | None, head: int | None,
     token: int | None,
 ) -> None:  # fmt: skip
-    rule = TensorRule(model=ModelHeads(*model) if model else None)
+    rule = TensorRule(model=model_of(*model) if model else None)
     values = one_wrong(tmp_path, shape, at, rule).why[0].values
     assert (values["head"], values["token"]) == (head, token)
     assert values.get("index", []) == ([*at] if head is None else [])
@@ -323,7 +316,7 @@ def test_a_layout_that_was_assumed_is_in_the_answer(tmp_path: Path) -> None:
     differ, layout = one_wrong(tmp_path, (16, 4, 64), (9, 2), name="mlp").why
     assert (differ.values["batch"], differ.values["head"], differ.values["token"]) == (9, None, 2)
     assert "[16, 4, 64] were taken for batch and token, which --layout" in say(layout)
-    model = ModelHeads(heads=4, kv_heads=2, head_dim=64)
+    model = model_of(heads=4, kv_heads=2, head_dim=64)
     (told,) = one_wrong(tmp_path, (1, 16, 256), (0, 9, slice(128, 192)), TensorRule(model=model)).why
     assert (told.values["head"], told.values["token"], told.values["batch"]) == (2, 9, 0)
 
