@@ -78,7 +78,7 @@ def _read(path: Path, damaged: Callable[[AssayError], None]) -> FileDocument:
     except AssayError as error:
         damaged(error)
         why = f"{reader.title}: {error.found}" if reader else error.found
-    lines = source.count_lines() if path.is_file() else 0
+    lines = sum(1 for _ in source.lines()) if path.is_file() else 0
     return FileDocument(file=FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,)))
 
 
