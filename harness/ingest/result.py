@@ -114,20 +114,12 @@ class FactTable(Part):
     note: str = ""
 
 
-class Lane(Part):
-    """One action of a request."""
-
-    name: str
-    kind: Literal["extend", "decode", "other"]
-    cells: str = Field(max_length=MAX_COLUMNS, description="a character for each column: NOTHING, POLLED or of TENTHS")
-
-
 class TimelineTrack(Part):
     """One request."""
 
     name: str
     note: str = Field(description='such as "forks its sequence, 128 tokens"')
-    lanes: tuple[Lane, ...]
+    lanes: dict[str, str] = Field(description="by action, a character for each column: NOTHING, POLLED or of TENTHS")
 
 
 class Timeline(Part):
