@@ -16,8 +16,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
-from assay.harness.cli.output import add_output_flags, console, detail, errors, report_error
-from assay.harness.cli.streams import keep_open
+from assay.harness.cli.output import add_output_flags, console, detail, errors, keep_open, report_error
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.files import portable
 from assay.harness.interruption import like_ctrl_c
@@ -42,7 +41,7 @@ _GROUPS = {
         "fingerprint": ("fingerprint", "Show what is really served: tokens, RoPE, weights, backends."),
         "backends": ("run", "List backends and kernels; measure what backends honour."),
         "sweep": ("sweep", "Run a command over axes, such as kernels x models."),
-        "doctor": ("doctor", "Examine this environment: what a run needs, and what is here."),
+        "doctor": ("init", "Examine this environment: what a run needs, and what is here."),
     },
     "Results": {
         "report": ("run", "Judge a run again, and rewrite and show its report."),
