@@ -23,8 +23,6 @@ from assay.reports.trace_timeline import timeline_svg
 from assay.reports.wording.comparison import ingest_headline
 from assay.reports.wording.written import worded_json
 
-# Tables of facts that a terminal shows; the page has all of them.
-_BRIEF = frozenset("tests servers arguments metrics benchmarks results scores requests calls boundaries".split())
 _MOST, _UNREAD = 20, 5  # rows of a table, and places that were not read, outside of the page
 
 
@@ -91,8 +89,7 @@ def _file(number: int, document: ingested.FileDocument) -> Section:
         Code(clip(fact.text, TEXT_SHOWN), ", ".join([fact.title, *(_place(cite, file.unit) for cite in fact.cites)]))
         for fact in answers
     ]
-    for table in document.tables:
-        (blocks if table.id in _BRIEF else details).append(_table(table))
+    blocks += [_table(table) for table in document.tables]
     return Section(one_line(file.path, 120), [*blocks, Section("", details, detail=True)], f"file-{number}")
 
 

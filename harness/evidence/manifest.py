@@ -106,7 +106,7 @@ class Progress(RunRecord):
         servers: its servers, as they report themselves.
         failure: what ended it early; None if nothing did.
         sealed: hash of each file of its evidence when it ended, and of `stated`; empty while it goes on. See
-            `assay.harness.evidence.seal`.
+            `assay.harness.evidence.folder`.
     """
 
     seconds: float = 0.0

@@ -149,23 +149,21 @@ def _checks(
     tasks: Sequence[ComparedTask],
     pairings: Sequence[Pairing],
 ) -> Iterator[Check]:
-    def met(id_: str, bad: object, outcome: str, **values: object) -> Check:
-        return Requirement(id_, sides=SIDES).met(not bad, state(outcome, **values))
-
     loaded = list(zip(SIDES, (left, right), strict=True))
     doubts = [(side, doubt.where, doubt.diagnosis) for side, each in loaded for doubt in serious(each.findings)]
     sides = (("A", left.scores, right.scores), ("B", right.scores, left.scores))
     only = [(name, side) for side, these, those in sides for name in these if name not in those]
     differs = [(task.task, task.differs) for task in tasks if task.differs]
     unrecorded = [pairing.differences.unrecorded for pairing in pairings]
-    yield met("files-sound", doubts, "doubts", doubts=doubts)
-    yield met("same-tasks", only, "tasks-in-one", only=only)
+    yield Requirement("files-sound", sides=SIDES).met(not doubts, state("doubts", doubts=doubts))
+    yield Requirement("same-tasks", sides=SIDES).met(not only, state("tasks-in-one", only=only))
+    same = Requirement("same-settings", sides=SIDES)
     if any(unrecorded) and not differs:
         status: CheckStatus = "missing" if any(len(sides) == 1 for sides in unrecorded) else "not checked"
         named = sorted({side for sides in unrecorded for side in sides})
-        yield Requirement("same-settings", sides=SIDES).check(status, state("settings-not-recorded", sides=named))
+        yield same.check(status, state("settings-not-recorded", sides=named))
     else:
-        yield met("same-settings", differs, "questions-differ", differs=differs)
+        yield same.met(not differs, state("questions-differ", differs=differs))
     apart = [
         (side, score.stated.value, score.task, mean)
         for side, each in loaded
@@ -176,9 +174,10 @@ def _checks(
     gaps = [(gap.count, gap.id, task.task, gap.examples) for task in tasks for gap in task.unpaired]
     gaps = [gap for gap in gaps if gap[1] != BEYOND_STOP]
     unread = left.unread + right.unread
-    yield met("scores-agree", apart, "stated-scores", apart=apart)
-    yield met("all-paired", gaps, "documents-paired", pairs=sum(len(each.pairs) for each in pairings), gaps=gaps)
-    yield met("all-read", unread, "records-unread", unread=unread)
+    pairs = sum(len(each.pairs) for each in pairings)
+    yield Requirement("scores-agree", sides=SIDES).met(not apart, state("stated-scores", apart=apart))
+    yield Requirement("all-paired", sides=SIDES).met(not gaps, state("documents-paired", pairs=pairs, gaps=gaps))
+    yield Requirement("all-read", sides=SIDES).met(not unread, state("records-unread", unread=unread))
     if unverified := sum(pairing.unverified for pairing in pairings):
         outcome = state("prompts-not-recorded", pairs=unverified)
         yield Requirement("same-prompts", sides=SIDES).check("not checked", outcome)

@@ -28,7 +28,6 @@ from assay.harness.ingest.result import (
     FileDocument,
     FileRead,
     FormatReader,
-    Lane,
     Timeline,
     TimelineTrack,
 )
@@ -263,9 +262,6 @@ def _violations(parts: Sequence[Track], last: int) -> Iterator[Violation]:
         yield from violations(letters, lines, part.name if part.request else outside)
 
 
-_LANES: dict[str, Literal["extend", "decode"]] = {PREFILL: "extend", DECODE: "decode"}
-
-
 def timeline(trace: StepTrace) -> Timeline:
     """Draw a lane for each action of a request, with a column for each segment, or for several where there are many."""
     shown = trace.tracks[:MAX_TRACKS]
@@ -276,10 +272,7 @@ def timeline(trace: StepTrace) -> Timeline:
 
 def _lanes(track: Track, per: int) -> TimelineTrack:
     groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
-    lanes = tuple(
-        Lane(name=name, kind=_LANES.get(name, "other"), cells="".join(_cell(group, name) for group in groups))
-        for name in ACTIONS
-    )
+    lanes = {name: "".join(_cell(group, name) for group in groups) for name in ACTIONS}
     got = {ADD: "adds its sequence, ", FORK: "forks its sequence, "}.get(track.sequence[0], "")
     note = f"{got}{counted(sum(track.tokens), 'token')}"
     return TimelineTrack(name=track.name, note=note, lanes=lanes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from itertools import islice
 
 from assay.harness.attention.published import published
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
@@ -118,21 +118,7 @@ def _raised(trace: Traceback) -> CitedLines:
     return CitedLines.of(trace.exception_line, trace.exception)
 
 
-class _Score(NamedTuple):
-    """The score of a known evaluation, and of how many questions it is, 0 if unknown, with the progress bar that tells."""
-
-    name: str
-    metric: LogMetric
-    questions: int
-    bar: CitedLines
-
-    @property
-    def right(self) -> int:
-        """Right answers."""
-        return round(self.metric.value * self.questions)
-
-
-def _scores(log: Log) -> Iterator[_Score]:
+def _scores(log: Log) -> Iterator[tuple[TaskScore, LogMetric]]:
     """Yield the scores of known evaluations: ``[METRIC] mmlu_score=0.125``.
 
     The number of questions is the total of a progress bar, in the test, of which the score is a whole number.
@@ -146,21 +132,19 @@ def _scores(log: Log) -> Iterator[_Score]:
             right = metric.value * total
             if test == metric.test and not label and done == total > 1 and abs(right - round(right)) < 1e-3:
                 questions, bar = total, CitedLines.of(line, f"{done}/{total}")
-        yield _Score(name, metric, questions, bar)
+        where, cites = log.name_of(metric.test), cite(metric.at, bar)
+        yield TaskScore(name, "", metric.value, questions, where, cites, run=str(metric.at.first)), metric
 
 
 def _below_guessing(log: Log) -> Iterator[CitedFinding]:
     """Yield a score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
     scores = [*log.printed.scores()]
-    for name, metric, questions, bar in _scores(log):
+    for score, metric in _scores(log):
         same = (metric.test, metric.value)
         groups = [(scores, at) for scores, at, test in log.groups if (test, scores.get("score")) == same][:1]
-        if questions:
-            scores.append(TaskScore(
-                name, "", metric.value, questions, log.name_of(metric.test), run=str(metric.at.first),
-                cites=cite(metric.at, bar, *(at for _, at in groups)),
-                evidence=tuple(f"by group: {_by_group(scores)}" for scores, _ in groups),
-            ))  # fmt: skip
+        evidence = tuple(f"by group: {_by_group(scores)}" for scores, _ in groups)
+        cites = (*score.cites, *cite(*(at for _, at in groups)))
+        scores += [score._replace(cites=cites, evidence=evidence)] if score.questions else []
     yield from below_guessing(scores)
 
 
@@ -170,28 +154,28 @@ def _by_group(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{key} {value:.3g}" for key, value in shown.items())
 
 
-def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, _Score, float]]:
+def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, TaskScore, LogMetric, float]]:
     """Yield the assertions that failed because of a score that the log also states: where, the score, and the bound."""
     for trace, test in log.traces:
         said = next(filter(None, (pattern.search(trace.exception) for pattern in _ASSERTED)), None)
         # What is outside of all tests may have failed, and counts as failed.
         if said and (test < 0 or log.failed(test)):
             value, bound = float(re.sub(r"np\.\w+\(|\)", "", said["value"])), float(said["bound"])
-            scored = [s for s in _scores(log) if s.metric.value == value <= bound and s.metric.test == test]
-            yield from ((trace, score, bound) for score in scored[:1])
+            scored = ((s, metric) for s, metric in _scores(log) if s.score == value <= bound and metric.test == test)
+            yield from ((trace, *each, bound) for each in islice(scored, 1))
 
 
 def _below_bound(log: Log) -> Iterator[CitedFinding]:
     """Yield a test that failed because of a score."""
-    for trace, score, bound in _missed_bounds(log):
-        metric, count, right = score.metric, score.questions, score.right
+    for trace, score, metric, bound in _missed_bounds(log):
+        count, right = score.questions, score.right
         evidence = [f"the assertion that failed: {one_line(trace.exception)}"]
         if count and 0 < bound < 1:
             said = f"{right} or fewer of {count} would be right with p = {at_most(right, count, bound):.2g}"
             evidence.append(f"if the true score were {bound:g}, {said}")
         says = f"{metric.name} is {metric.value:g}; the test asks for {bound:g}."
         cites = (_raised(trace), metric.at, *_outcome(log, metric.test))
-        yield _finding("score-below-bound", log.name_of(metric.test), says, evidence, cites)
+        yield _finding("score-below-bound", score.where, says, evidence, cites)
 
 
 def _invalid(log: Log) -> Iterator[CitedFinding]:
@@ -215,9 +199,8 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
         "A model that names any choice scores like guessing. Below it, answers are missing: cut off, or without a choice. "
         "The log does not have the answers; the evaluation's results file does."
     )
-    for score in _scores(log):
-        metric, count, right = score.metric, score.questions, score.right
-        guess = GUESSING.get(score.name, 0.0)
+    for score, metric in _scores(log):
+        count, right, guess = score.questions, score.right, GUESSING.get(score.task, 0.0)
         if not guess or not count or at_most(right, count, guess) >= LEVEL:
             continue
         endless = [burst for server in log.servers if server.test == metric.test for burst in _runaway(log, server)]
@@ -227,7 +210,7 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
             rest = f"of the other {count - ran}, at most {right} are right ({right / (count - ran):.2f})"
             evidence.append(f"{ran} of {count} ran to the token limit; {rest}")
         cites = (metric.at, *(answers for answers, _ in endless))
-        yield _finding("answers-unparsed", log.name_of(metric.test), says, evidence, cites)
+        yield _finding("answers-unparsed", score.where, says, evidence, cites)
 
 
 def _runaway(log: Log, server: Server) -> list[tuple[CitedLines, int]]:
@@ -364,7 +347,7 @@ def _hidden_by_retry(log: Log) -> Iterator[CitedFinding]:
 
 def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
     """Yield the tests that failed for another reason than a score."""
-    explained = {score.metric.test for _, score, _ in _missed_bounds(log)}
+    explained = {metric.test for _, _, metric, _ in _missed_bounds(log)}
     failed = [index for index in range(len(log.tests)) if log.failed(index)]
     for index in failed:
         if index not in explained:

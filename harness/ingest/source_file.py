@@ -9,7 +9,6 @@ from filecmp import cmp
 from pathlib import Path
 
 from assay.harness.errors import UsageError
-from assay.harness.files import file_hash
 from assay.harness.reading import regular_file
 
 # Bytes from which a format is recognised.
@@ -76,10 +75,6 @@ class SourceFile:
         note = f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.first_foreign})"
         return (note,) if self.foreign else ()
 
-    def sha256(self) -> str:
-        """Hash the whole file, in hexadecimal; "" for a folder, a pipe or a device."""
-        return file_hash(self.path) if self.path.is_file() else ""
-
     def is_copy_of(self, other: SourceFile) -> bool:
         """Return True if both hold the same bytes: two files, or all files of two folders by their names."""
         mine, theirs = self._files, other._files
@@ -100,8 +95,3 @@ class SourceFile:
                 if number == 1:
                     text = text.removeprefix("\ufeff")
                 yield number, text.removesuffix("\n").removesuffix("\r")
-
-    def count_lines(self) -> int:
-        """Count its lines; the last may lack its end."""
-        with self.path.open("rb") as raw:
-            return sum(1 for _ in raw)

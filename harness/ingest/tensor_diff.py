@@ -82,7 +82,7 @@ class _Compared:
         """Place a cell in the dump."""
         if cell is None:
             return None
-        place = self.a.place
+        place = self.a
         return CellAt(
             tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, **self.named(cell),
             error=_error(cell.error), bound=self.bound,
@@ -165,13 +165,13 @@ def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[
         pairs += [([of_a[key]], [of_b[key]]) for key in of_a if key in of_b]
         problems += [state("tensor-in-one", side="A", tensor=key) for key in of_a if not of_b]
         problems += [state("tensor-in-one", side="B", tensor=key) for key in of_b if not of_a]
-    return sorted(pairs, key=lambda pair: pair[0][0].place.depth), problems
+    return sorted(pairs, key=lambda pair: pair[0][0].depth), problems
 
 
 def _series(tensors: Sequence[StoredTensor]) -> dict[str, dict[str, StoredTensor]]:
     """Return the passes of each series of a dump by their keys, in order."""
     series: dict[str, dict[str, StoredTensor]] = {}
-    for tensor in sorted(tensors, key=lambda tensor: tensor.place.step):
+    for tensor in sorted(tensors, key=lambda tensor: tensor.step):
         series.setdefault(tensor.series, {})[tensor.key] = tensor
     return series
 
@@ -205,12 +205,12 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
             bound = rule.tolerance
             stored = None
             if bound is None:
-                tensor_a, tensor_b = (_bits_of_cache(a.place.name, each) for each in (tensor_a, tensor_b))
+                tensor_a, tensor_b = (_bits_of_cache(a.name, each) for each in (tensor_a, tensor_b))
                 stored = _stored(tensor_a.dtype, tensor_b.dtype)
                 bound = max(map(_default_bound, [stored] if stored else map(_grid, (tensor_a, tensor_b))))
             bound = None if rule.exact else bound
             shape = tuple(tensor_a.shape)
-            layout = layout_of(a.place.name, shape, rule.model, rule.axes, rows)
+            layout = layout_of(a.name, shape, rule.model, rule.axes, rows)
             # A tolerance of the user's is one of cells; in what rounding explains, no factor is.
             cells = compare_cells(tensor_a, tensor_b, layout, bound, stored, bound if rule.tolerance else None)
             bytes_ = tensor_a.nbytes + tensor_b.nbytes
@@ -239,7 +239,7 @@ def _why(
     if nan := [pair for pair in compared if pair.cells.nan]:
         joined.append(_nan(nan))
     if bad and (cell := bad[0].cells.first):
-        first, place, layout = bad[0], bad[0].a.place, bad[0].layout
+        first, place, layout = bad[0], bad[0].a, bad[0].layout
         differ = state(
             "tensors-differ", differing=len(bad), compared=len(compared), layer=place.layer, boundary=place.boundary,
             name=place.name, step=place.step, **first.named(cell),
@@ -254,8 +254,8 @@ def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
     """Yield the worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
     layered: dict[str, dict[int, list[_Compared]]] = {}
     for pair in compared:
-        if pair.a.place.layer is not None:
-            layered.setdefault(pair.a.place.boundary, {}).setdefault(pair.a.place.layer, []).append(pair)
+        if pair.a.layer is not None:
+            layered.setdefault(pair.a.boundary, {}).setdefault(pair.a.layer, []).append(pair)
     for boundary, layers in layered.items():
         heads = max(tensor.cells.by_head.size for tensors in layers.values() for tensor in tensors)
         rows = sorted(layers.items())

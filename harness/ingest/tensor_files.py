@@ -24,7 +24,7 @@ from torch import Tensor
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.tensor_layout import Place, place_of
+from assay.harness.ingest.tensor_layout import depth_of, place_of
 from assay.harness.reading import reading, regular_file
 from assay.harness.text import ranges
 
@@ -41,17 +41,28 @@ class StoredTensor:
 
     Attributes:
         key: its name, behind the path of its file within the folder; the same for the same tensor of another dump.
-        place: where in the model it was taken.
         series: its key without the number of its pass; the same in all passes of a dump.
         path: its file.
         map: gives the tensor, mapped where the format allows it.
+        step: number of the forward pass; 0 if passes are not counted.
+        layer: see `place_of`, as of the next two.
+        boundary: such as "attention".
+        name: without its layer, for example "self_attn.attn.output".
     """
 
     key: str
-    place: Place
     series: str
     path: Path
     map: Callable[[], Tensor]
+    step: int
+    layer: int | None
+    boundary: str
+    name: str
+
+    @property
+    def depth(self) -> tuple[int, ...]:
+        """Sort key: pass, layer, boundary."""
+        return self.step, *depth_of(self.layer, self.boundary)
 
 
 def _tensor_files(path: Path) -> list[Path]:
@@ -104,8 +115,8 @@ def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
         try:
             with reading(file, "tensor file"):
                 for name, mapped in _entries(file):
-                    place = place_of(name, int(numbered[1]) if numbered else 0)
-                    tensors.append(StoredTensor(f"{inside}{name}", place, f"{series}/{name}", file, mapped))
+                    step, place = int(numbered[1]) if numbered else 0, place_of(name)
+                    tensors.append(StoredTensor(f"{inside}{name}", f"{series}/{name}", file, mapped, step, *place))
         except EvidenceError as error:
             refused.append(error)
     if not tensors:
@@ -115,7 +126,7 @@ def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
         unit="tensor", lines=len(tensors) + len(refused), read=len(tensors), unread=len(refused),
         notes=tuple(error.found for error in refused),
     )  # fmt: skip
-    return read, sorted(tensors, key=lambda tensor: tensor.place.depth)
+    return read, sorted(tensors, key=lambda tensor: tensor.depth)
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -193,15 +204,15 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def _read(source: SourceFile) -> FileDocument:
     """List its tensors, for ``assay ingest``."""
     file, tensors = open_dump(source.path)
-    layers = {tensor.place.layer for tensor in tensors if tensor.place.layer is not None}
-    passes = {tensor.place.step for tensor in tensors}
+    layers = {tensor.layer for tensor in tensors if tensor.layer is not None}
+    passes = {tensor.step for tensor in tensors}
     says = f"{len(tensors):,} tensors, {file.bytes / 1e6:,.1f} MB, {len(passes):,} passes"
     facts = (
         Fact(id="tensors", title="Tensors", text=says),
         Fact(id="layers", title="Layers", text=ranges(layers)),
         Fact(id="next", title="What to do with it", text="assay compare A B names the first difference of two of them"),
     )
-    counts = Counter(tensor.place.boundary for tensor in tensors)
+    counts = Counter(tensor.boundary for tensor in tensors)
     rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
     table = FactTable(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)
     return FileDocument(file=file, facts=facts, tables=(table,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from assay.harness.errors import UsageError
@@ -33,35 +32,20 @@ _DEPTH = (
 _SIDES = re.compile(r"(?:^|[._])(q|k|v|query|key|value)(?:[._]|$)")
 
 
-@dataclass(frozen=True)
-class Place:
-    """The place in a forward pass where a tensor was taken.
+def place_of(name: str) -> tuple[int | None, str, str]:
+    """Return the layer, the boundary and the rest of the name of a tensor, such as "model.layers.3.self_attn.attn".
 
-    Attributes:
-        step: number of the forward pass; 0 if passes are not counted.
-        layer: None for what lies outside of the layers.
-        boundary: such as "attention", "o_proj", "mlp"; "other" if the name does not tell.
-        name: the name without its layer, for example "self_attn.attn.output".
+    The layer is None for what lies outside of the layers; the boundary, such as "o_proj", is "other" if the name does not tell.
     """
-
-    step: int
-    layer: int | None
-    boundary: str
-    name: str
-
-    @property
-    def depth(self) -> tuple[int, int, int]:
-        """Sort key: pass, layer, boundary. No file keeps the order of execution."""
-        depth = _DEPTH.index(self.boundary) if self.boundary in _DEPTH else len(_DEPTH)
-        layer = self.layer if self.layer is not None else (-1 if self.boundary == "embedding" else 1 << 30)
-        return self.step, layer, depth
-
-
-def place_of(name: str, step: int = 0) -> Place:
-    """Return the place that the name of a module or a tensor stands for, such as "model.layers.3.self_attn.attn"."""
     match = _LAYER.search(name)
     rest = (name[match.end() :].lstrip("._") or "layer") if match else name
-    return Place(step, int(match[1]) if match else None, _boundary_of(rest), rest)
+    return int(match[1]) if match else None, _boundary_of(rest), rest
+
+
+def depth_of(layer: int | None, boundary: str) -> tuple[int, int]:
+    """Return the rank of a place: layer, then boundary. No file keeps the order of execution."""
+    outside = -1 if boundary == "embedding" else 1 << 30
+    return outside if layer is None else layer, _DEPTH.index(boundary) if boundary in _DEPTH else len(_DEPTH)
 
 
 def _boundary_of(name: str) -> str:

@@ -109,10 +109,6 @@ SENTENCES: Templates = {
     "traces-equal": (
         "Both traces take the same steps: {requests:counted request}, {segments:counted segment}, {steps:counted step}."
     ),
-    "segments-not-aligned": "The segments of {request} differ so much that they were compared by their order alone.",
-    "steps-not-aligned": (
-        "The steps of {request} ({kind}, from {lines[0]:,} and {lines[1]:,}) differ too much to align."
-    ),
     "one-more-segment": "has one more segment, {kind} with {steps:counted step}",
 }
 _SAME = "run the same tasks with the same settings on both"

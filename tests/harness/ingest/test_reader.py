@@ -24,32 +24,6 @@ def test_every_line_of_two_versions_is_read(name: str, seed_log: Path) -> None:
     assert log.lines == len(path.read_text().splitlines())
 
 
-def test_tests_have_their_outcomes_times_and_servers(seed_log: Path) -> None:
-    log = read_log(SourceFile.of(seed_log).lines())
-    short = [one.id.rpartition("::")[2] for one in log.tests]
-    assert short == ["test_basic_generation", "test_latency", "test_mmlu", "test_output_comparison"]
-    assert [one.outcome for one in log.tests] == ["passed", "passed", "failed", "passed"]
-    assert (log.tests[2].began, log.tests[2].ended) == ("2026-01-24 18:18:12", "2026-01-24 18:19:51")
-    assert [(one.backend, one.test) for one in log.servers] == [
-        ("sage_attn", 0),
-        ("sage_attn", 1),
-        ("sage_attn", 2),
-        ("triton", 3),
-        ("sage_attn", 3),
-    ]
-    assert log.summary[0] == "1 failed, 3 passed, 1 warning in 319.15s (0:05:19)"
-
-
-def test_batches_are_counted_by_server(seed_log: Path) -> None:
-    """The counts are those of `grep` on the part of the file that is the server's."""
-    log = read_log(SourceFile.of(seed_log).lines())
-    server = log.servers[2]
-    assert (server.prefills.count, server.sequences, server.new_tokens, server.cached_tokens) == (22, 66, 7380, 3874)
-    assert (server.decodes.count, server.decode_graph) == (102, 102)
-    assert server.answered.count == 65
-    assert [(answers.count, steps) for answers, steps in server.bursts] == [(18, 2040), (4, 280), (18, 2040)]
-
-
 def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
     log = read_log(SourceFile.of(seed_log).lines())
     metrics = {one.name: one.value for one in log.metrics}

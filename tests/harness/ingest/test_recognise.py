@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.ingest.recognise import ingest, readers
+from assay.harness.ingest.recognise import READERS, ingest
 from assay.harness.ingest.result import UNKNOWN
 from assay.harness.ingest.source_file import SourceFile
 
@@ -47,7 +47,7 @@ def test_every_kind_of_file_finds_its_reader_and_no_other_takes_it(name: str, fo
     assert document.file.read
     assert not document.file.unread
     assert document.facts or document.tables
-    takers = [one.id for one in readers() if one.recognises(SourceFile.of(path))]
+    takers = [one.id for one in READERS if one.recognises(SourceFile.of(path))]
     assert len(takers) == 1
     assert format_.startswith(takers[0])
 
