@@ -108,7 +108,7 @@ def print_json(document: str) -> None:
 
 
 def deliver(document: Document, json: bool = False, html: Path | None = None, junit: Path | None = None) -> int:
-    """Print a document, with ``--json`` its result, and last its conclusion; write what was asked for. The exit code is returned."""
+    """Print a document, with ``--json`` its result, last its conclusion; write what was asked for. Return the exit code."""
     from assay.reports.terminal import render
 
     render(document, console)
