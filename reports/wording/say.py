@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from assay.harness.judge.judgement import Metric
-from assay.harness.judge.report import NOT_FINITE
 from assay.harness.statement import Statement
 from assay.harness.text import counted, few, listed, one_line, percent, ranges, two_digits
 from assay.harness.verdict import Check, Finding
@@ -71,7 +70,7 @@ _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "few": lambda words, most: few(words, int(most)),
     "or": lambda text, otherwise: text or otherwise,
     "are": lambda many, _: "is" if many == 1 else "are",
-    "noise": lambda worst, _: f"{two_digits(worst)}x what noise explains" if math.isfinite(worst) else NOT_FINITE,
+    "noise": lambda worst, _: f"{two_digits(worst)}x what noise explains" if math.isfinite(worst) else "not finite",
     "if": lambda holds, words: words.split("|")[0 if holds else 1],
     "measured": lambda number, how: (
         "not measured" if number is None else " ".join([format(number, how.split()[0]), *how.split()[1:]])
