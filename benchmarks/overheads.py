@@ -31,7 +31,6 @@ from torch import Tensor
 
 from assay.harness.engines.inside.control import EVIDENCE, SHADOW, Control, set_control
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang.graph_passes import Replays
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.meter import meter
 from assay.harness.engines.sglang.server import SGLangServer
@@ -42,8 +41,6 @@ CONSOLE = Console(width=140)
 PREFILLS = {"cpu": (32, 128), "cuda": (512, 2048, 8192)}
 DECODED = {"cpu": 64, "cuda": 256}
 VOCABULARY = range(100, 400)
-KEPT_ROWS = (1, 32, 256)
-"""Rows of the decode graphs whose calls are kept."""
 TURNS, PASSES = 200, 50
 """Turns, and decode passes of a turn, in which counting is timed alone."""
 
@@ -185,32 +182,11 @@ def counting_alone(device: Device, layers: int, folder: Path) -> dict[str, list[
             with torch.cuda.graph(graphs[-1]):
                 decode(backend)
         pairs["replayed"] = (graphs[0].replay, graphs[1].replay)
-        for rows in KEPT_ROWS:
-            pairs[f"its calls kept, {rows} rows"] = (lambda: None, _kept(layers, rows).replay)
     costs = {}
     for name, (one, other) in pairs.items():
         first, second = alternate(lambda run=one: timed(run), lambda run=other: timed(run), TURNS, random.Random(0))
         costs[name] = [b - a for a, b in zip(first, second, strict=True)]
     return costs
-
-
-def _kept(layers: int, rows: int) -> torch.cuda.CUDAGraph:
-    """A graph of the copies alone that keep q, k, v and the output of each layer of an 8B shape, in bfloat16."""
-    replays, graph = Replays(None), torch.cuda.CUDAGraph()
-    heads = {"q": 32, "k": 8, "v": 8, "out": 32}
-    tensors = {
-        name: torch.zeros(rows, count * 128, dtype=torch.bfloat16, device="cuda") for name, count in heads.items()
-    }
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for layer in range(layers):
-            replays.keep(layer, tensors)
-    _held.append(replays)
-    return graph
-
-
-_held: list[Replays] = []
-"""Keeps the buffers of graphs alive."""
 
 
 def main() -> None:

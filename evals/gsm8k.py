@@ -16,7 +16,7 @@ from assay.evals.questions import Question, number_form
 from assay.harness.errors import UsageError
 from assay.harness.reading import LARGEST
 
-NAME = "gsm8k"
+_NAME = "gsm8k"
 _HUB_NAME = "openai/gsm8k"
 _COLUMNS = ("question", "answer")
 _PROMPT = (
@@ -25,18 +25,21 @@ _PROMPT = (
 )
 _ANSWER = re.compile(r"####\s*(-?[\d,]+(?:\.\d+)?)\s*$")
 _WHAT_TO_GIVE = (
-    f"give {NAME!r}, {NAME + ':FILE.jsonl'!r} with the fields question and answer, or "
-    f"{NAME + ':NAME'!r} of a dataset or a folder laid out like {_HUB_NAME}"
+    f"give {_NAME!r}, {_NAME + ':FILE.jsonl'!r} with the fields question and answer, or "
+    f"{_NAME + ':NAME'!r} of a dataset or a folder laid out like {_HUB_NAME}"
 )
 
 
-def draw_gsm8k(source: str, most: int, seed: int) -> Drawn:
+def is_gsm8k(data: str) -> bool:
+    """Return True if ``--data`` names problems of this kind: ``gsm8k``, ``gsm8k:SOURCE`` or a ``.jsonl`` file."""
+    return data.partition(":")[0] == _NAME or data.endswith(".jsonl")
+
+
+def draw_gsm8k(data: str, most: int, seed: int = 0) -> Drawn:
     """Draw problems in a random order.
 
     Args:
-        source: a ``.jsonl`` file, a folder or a dataset's name; empty for `_HUB_NAME`.
-        most: largest number of problems.
-        seed: of the order.
+        data: see `is_gsm8k`; SOURCE is a ``.jsonl`` file, a folder or a dataset's name, by default `_HUB_NAME`.
 
     Returns:
         Ids are ``gsm8k-<index in the set>``.
@@ -44,7 +47,8 @@ def draw_gsm8k(source: str, most: int, seed: int) -> Drawn:
     Raises:
         UsageError: the set cannot be loaded, or a row of it is not a problem.
     """
-    source = source or _HUB_NAME
+    name, _, rest = data.partition(":")
+    source = (rest if name == _NAME else data) or _HUB_NAME
     try:
         problems = [_question(source, index, row) for index, row in enumerate(_load(source))]
     except UnicodeDecodeError as error:  # Arrow reads bytes as text without a look at them

@@ -30,7 +30,7 @@ _ANSWER_PATTERN = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 
 @dataclass(frozen=True)
 class Question:
-    """One question, answered by a letter, a number or a text.
+    """One question, answered by a letter or a number.
 
     Attributes:
         id: stable within its set; the key by which both roles' answers are paired.
@@ -56,14 +56,6 @@ def choice_question(id: str, subject: str, group: str, text: str, options: Seque
 
     Questions of a subject that follow the same passage are one unit. The passage is all but the last line of the text, if that is
     long enough to be one; the last line asks.
-
-    Args:
-        id: see `Question`, as all others that are not named here.
-        subject: of the question.
-        group: of the subject.
-        text: of the question.
-        options: the texts of A, B, C and D.
-        answer: the right letter.
     """
     passage = text.rpartition("\n")[0].strip()
     unit = f"passage-{prompt_hash(f'{subject}/{passage}')}" if len(passage) >= _SHORTEST_PASSAGE else id
@@ -84,29 +76,19 @@ def parse_answer(text: str, expected: str | None = None) -> str | None:
 
     - A letter, or nothing known of the form: as in simple-evals, the first match counts.
     - A number: the last one after the last "Answer:", as in simple-evals' MGSM (``mgsm_eval.py``), in `number_form`.
-    - A text: the rest of the line after the last "Answer:", or the first line that is not blank, in `text_form`.
 
     Args:
-        text: the response.
         expected: the right answer; it decides only in which form the answer is looked for.
     """
-    if expected is None or expected in LETTERS:
-        match = _ANSWER_PATTERN.search(text)
-        return match.group(1).upper() if match else None
-    given = _ANSWER_LINE.split(text)
-    if _NUMBER.fullmatch(expected):
+    if expected is not None and _NUMBER.fullmatch(expected):
+        given = _ANSWER_LINE.split(text)
         numbers = _NUMBER.findall(given[-1].replace(",", "")) if len(given) > 1 else []
         return number_form(numbers[-1]) if numbers else None
-    lines = [line for line in given[-1].splitlines() if line.strip()]
-    return text_form(lines[0]) or None if lines else None
+    match = _ANSWER_PATTERN.search(text)
+    return match.group(1).upper() if match else None
 
 
 def number_form(number: str) -> str:
     """Return a number without thousands separators, trailing zeros and plus sign: "1,250.0" is "1250"."""
     plain = f"{Decimal(number.replace(',', '')).normalize():f}"
     return "0" if plain == "-0" else plain
-
-
-def text_form(text: str) -> str:
-    """Return a text as it is compared: in lower case, without punctuation at its ends and with single spaces."""
-    return " ".join(text.casefold().split()).strip(" .,;:!?\"'*`$")

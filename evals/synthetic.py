@@ -13,7 +13,6 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 from assay.evals.questions import GROUPS, LETTERS, Question, choice_question
 
@@ -36,18 +35,6 @@ def _words(rhymes: list[str], count: int, seed: int) -> tuple[str, ...]:
 
 NAMES = tuple(word.capitalize() for word in _words(_NAME_RHYMES, 128, seed=1))
 THINGS = _words(_THING_RHYMES, 128, seed=2)
-
-
-@cache
-def syllables() -> tuple[list[str], list[str]]:
-    """List all names and all things that can be formed of two syllables, about 16,000 each: enough for long prompts.
-
-    The tiny model knows only those of `NAMES` and `THINGS` as single tokens.
-    """
-    count = (len(_ONSETS) * len(_NAME_RHYMES)) * (len(_ONSETS) * len(_NAME_RHYMES) - 1)
-    return [word.capitalize() for word in _words(_NAME_RHYMES, count, seed=1)], list(
-        _words(_THING_RHYMES, count, seed=2)
-    )
 
 
 RELATIONS = {

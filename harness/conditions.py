@@ -92,8 +92,6 @@ MIX = _Kinds(
     "mix", "sequences of an extend call", ("no prefix", "all with a prefix", "some with a prefix", "extend and decode")
 )
 """What kinds of sequences one extend call has; "extend and decode" as SGLang makes with ``--enable-mixed-chunk``."""
-GRAPH = _Kinds("graph", "CUDA graphs", ("in a CUDA graph",))
-"""Whether a CUDA graph served the call; other calls have no kind."""
 _TOKENS = (1, 2, 17, 129, 513, 2049, 8193)
 PREFIXES = Buckets("prefix-tokens", "cached prefix", (0, 1, CACHED_PREFIX_TOKENS, *_TOKENS[3:]))
 """A sequence's cached prefix as an envelope counts it, in tokens."""
@@ -113,7 +111,6 @@ ENVELOPE: dict[str, Buckets | _Kinds] = {
         BORDER,
         MIX,
         DEPTHS,
-        GRAPH,
     )
 }
 """The conditions that an envelope counts, by id: of the sequences of a call (lengths, chunk, border, depth) or of the call."""
@@ -127,9 +124,8 @@ ENVELOPE_OF = {
         "chunk",
         "border",
         "mix",
-        "graph",
     ),
-    "decode": ("total-tokens", "batch", "border", "depth", "graph"),
+    "decode": ("total-tokens", "batch", "border", "depth"),
 }
 """Ids of the conditions that are counted in each phase. New tokens are those of sequences without a cached prefix, and apart from
 them those of sequences with one."""

@@ -172,7 +172,7 @@ _FILE_ONLY = (
 FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
 """Settings that are flags, too; the others are set in ``assay.toml`` alone."""
 # Flags that only a run compared with the accepted baselines has.
-_GATE_FLAGS = ("baselines", "fingerprint", "invariance", "reference_from")
+_GATE_FLAGS = ("baselines", "fingerprint", "reference_from")
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
 SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
 """Flags of every command that starts servers."""

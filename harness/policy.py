@@ -58,10 +58,6 @@ class Policy(Settings):
     fingerprint: str = Field(
         "", description="accepted fingerprint of the candidate, beside which it must serve the same; by default none"
     )
-    invariance: tuple[str, ...] = Field(
-        (),
-        description="features of the candidate's engine that must change nothing, separated by commas; by default none is switched",
-    )
     growth: float = Field(
         1.5, ge=1, description="largest growth of an own error over the accepted baseline's, as a factor"
     )
@@ -70,7 +66,7 @@ class Policy(Settings):
     )
     given_by: dict[str, str] = Field({}, description="where each line that was given came from")
 
-    _split = field_validator("require", "invariance", mode="before")(lambda value: split_words(value))
+    _split = field_validator("require", mode="before")(lambda value: split_words(value))
 
     @field_validator("bounds")
     @classmethod

@@ -45,18 +45,6 @@ def invariance_document(result: InvarianceResult) -> Document:
     )
 
 
-def invariance_blocks(result: InvarianceResult) -> list[Block]:
-    """Show the arms, the features and the pairs, for the page of a run that switched them."""
-    return [
-        Line(_says(result), "quiet"),
-        _arms(result),
-        _features(result.features),
-        _matrix(result),
-        *_left_out(result),
-        Checks(result.checks),
-    ]
-
-
 def _says(result: InvarianceResult) -> str:
     return (
         f"Each arm scored the same {counted(result.probes, 'probe')}, token by token, and wrote the same tokens. The base differs "

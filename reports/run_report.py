@@ -27,7 +27,6 @@ from assay.reports.document import (
     Table,
     Words,
 )
-from assay.reports.invariance import invariance_blocks
 from assay.reports.json_report import to_json
 from assay.reports.layer_section import layer_diff_section
 from assay.reports.page import TEXT_SHOWN
@@ -81,7 +80,6 @@ def _body(report: Report) -> list[Block]:
     why = Section("Why", [Items(reasons, ordered=True)] if reasons else [], "why")
     steps = _steps(report)
     table = Table(_COLUMNS, _rows(report.suites), numbers=(4, 5), style="cards", most=12)
-    features = invariance_blocks(report.invariance) if report.invariance else []
     return [
         Section(title, [Findings([cause], "brief")] if cause else [], "cause"),
         Section("What shows it", _failure(report), "shown"),
@@ -90,7 +88,6 @@ def _body(report: Report) -> list[Block]:
         Section("Further findings", [Findings(further, "folded")] if further else [], "findings", short="Findings"),
         *(suite_section(f"suite-{number}", suite) for number, suite in enumerate(report.suites, 1)),
         *([layer_diff_section(report.layers)] if report.layers else []),
-        Section("Features that must change nothing", features, "invariance", detail=True),
         *([latency_section(report.latency)] if report.latency else []),
         Section("What this verdict covers", _envelope(report), "envelope", short="Covers"),
         _checks(report),

@@ -49,7 +49,6 @@ FAILURES = {
     "dies-answering": "was killed by SIGKILL after it was ready",
     "dies-flushing": "was killed by SIGKILL after it was ready",
     "dies-idle": "exited with status 4 after it was ready",
-    "stops": "is stopped, as by SIGSTOP",
     "slow": "for 4 s",
     "reset": "did not answer",
     "truncated": "did not answer",
@@ -58,7 +57,7 @@ FAILURES = {
 }
 
 
-AT_ONCE = {"stops", "keyless", "dies-flushing", "child-ends"}
+AT_ONCE = {"keyless", "dies-flushing", "child-ends"}
 """Failures that are always tested: nothing else shows that they are noticed."""
 
 

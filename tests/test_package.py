@@ -318,7 +318,7 @@ def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, s
     done = python("-c", f"{hidden}{command}from assay.harness.cli import main; main()", **base_only)
     assert done.returncode == 3, done.stderr
     rows = {row["id"]: row for row in json.loads(done.stdout)["examined"]}
-    assert list(rows)[:2] == ["check", "python"]
+    assert list(rows)[:2] == ["check", "packages"]
     assert rows["check"]["status"] == "ok"
     assert "assay check is ready" in rows["check"]["found"]
     assert rows["packages"]["found"] == "not installed: datasets, openai"
@@ -350,7 +350,7 @@ except AssayError as error:
 IMPORTABLE = {
     ("reports", "serve"): ("run.collect", "run.bench", "drivers.bisect.layer_probes", "cli.run"),
     (): ("checks.check", "checks.replay", "cli", "cli.kernel"),
-    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.bench", "cli.bisect"),
+    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.run", "cli.bisect"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 

@@ -226,17 +226,21 @@ class Case:
         name: unique in its matrix, without spaces; used as a test id.
         condition: axis -> value, in words. In addition to the axes of the core, "cached prefix" says how many of the
             call's sequences have one ("none", "some", "all").
-        make: makes the call, the same each time.
+        draw: returns the call, the same each time. It may have its numbers in common with others: a kernel gets `make`'s.
         beyond: axes whose value here a kernel claims only if it declares it, such as a head dim of 80. A kernel that raises on
             every call with such a value does not cover it; that is no fault.
-        shape: what `make` draws numbers for; None for a call that was recorded.
+        shape: what `draw` draws numbers for; None for a call that was recorded.
     """
 
     name: str
     condition: dict[str, str]
-    make: Callable[[], AttentionCall]
+    draw: Callable[[], AttentionCall]
     beyond: tuple[str, ...] = ()
     shape: Shape | None = None
+
+    def make(self) -> AttentionCall:
+        """Make the call, in memory of its own."""
+        return self.draw().clone()
 
 
 @dataclass(frozen=True)
@@ -713,5 +717,5 @@ def _case(call: _Drawn, seed: int, device: str, size: Size, ways: Sequence[str],
     parts += [f"from_head{shape.first_head}"] * (shape.first_head > 0)
     parts += [special for special in (shape.grad_mode, *shape.asked) if special]
     shape = replace(shape, lens=tuple(lens), ways=tuple(taken.values()))
-    make = partial(shape.make, seed, device, seed // _OF_A_MATRIX)
-    return Case("-".join(parts).replace(" ", "_"), condition, make, call.beyond, shape)
+    draw = partial(shape.draw, seed, device, seed // _OF_A_MATRIX)
+    return Case("-".join(parts).replace(" ", "_"), condition, draw, call.beyond, shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
 
-# Numbers that the calls of a matrix share: 32 MiB.
+# Numbers that the calls of a matrix share: 32 MiB in float32.
 _POOL = 2**23
 
 
@@ -33,8 +33,9 @@ def call_of(
         dtype: of these.
         device: their device.
         seed: of the data.
-        pool: seed of numbers of which this call takes those from a place on, which `seed` draws: many calls are then drawn in a
-            tenth of the time. q, k and v of a call have no number in common. None for numbers of its own.
+        pool: seed of numbers that calls share: this one takes those from a place on, which `seed` draws, and is not to be written
+            to. Many calls then take a tenth of the time and of the memory. q, k and v of a call have no number in common.
+            None for numbers of its own.
     """
     total_q, total_k = sum(new for new, _ in lens), sum(new + prefix for new, prefix in lens)
     shapes = [
@@ -43,11 +44,11 @@ def call_of(
     sizes = [math.prod(shape) for shape in shapes]
     if pool is None or sum(sizes) >= _POOL:
         generator = torch.Generator().manual_seed(seed)
-        parts = [torch.randn(size, generator=generator) for size in sizes]
+        parts = [torch.randn(size, generator=generator).to(device, dtype) for size in sizes]
     else:
         start = random.Random(seed).randrange(_POOL - sum(sizes))
-        parts = list(torch.split(_numbers(pool)[start : start + sum(sizes)], sizes))
-    q, k, v = (part.view(shape).to(device, dtype, copy=True) for part, shape in zip(parts, shapes, strict=True))
+        parts = list(torch.split(_numbers(pool, dtype, device)[start : start + sum(sizes)], sizes))
+    q, k, v = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
     return AttentionCall(
         q, k, v,
         cu_seqlens_q=cumulative((new for new, _ in lens), device),
@@ -56,7 +57,9 @@ def call_of(
     )  # fmt: skip
 
 
-@lru_cache(maxsize=1)
-def _numbers(seed: int) -> Tensor:
-    """Draw the numbers that calls take theirs from."""
+@lru_cache(maxsize=4)
+def _numbers(seed: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Draw the numbers that calls take theirs from: in float32, then rounded."""
+    if (dtype, device) != (torch.float32, "cpu"):
+        return _numbers(seed, torch.float32, "cpu").to(device, dtype)
     return torch.randn(_POOL, generator=torch.Generator().manual_seed(seed))

@@ -52,7 +52,13 @@ class Shape:
     ways: tuple[str, ...] = ()
 
     def make(self, seed: int, device: str = "cpu", pool: int | None = None) -> AttentionCall:
-        """Make the call. Its numbers are drawn and changed in float32, then rounded once: a seed means the same in every dtype.
+        """Make the call, laid out as `layout` describes; arguments and errors are those of `draw`."""
+        return self.draw(seed, device, pool).clone()
+
+    def draw(self, seed: int, device: str = "cpu", pool: int | None = None) -> AttentionCall:
+        """Draw the numbers of the call, packed. They are not to be written to: other calls may have them too.
+
+        Numbers are drawn and changed in float32, then rounded once: a seed means the same in every dtype.
 
         Args:
             seed: of the numbers.
@@ -63,21 +69,26 @@ class Shape:
             LookupError: data or a feature that no call can be drawn with, as one of a recorded call.
             ValueError: such a call cannot have one of the features.
         """
-        wide = call_of(list(self.lens), self.heads, self.head_dim, torch.float32, device, seed, pool)
-        if self.head_dim_v:
-            wider = call_of(list(self.lens), self.heads, self.head_dim_v, torch.float32, device, seed, pool)
-            wide = replace(wide, v=wider.v)
+        wide, rounded = (self._normal(dtype, seed, device, pool) for dtype in (torch.float32, self.dtype))
         call = (DATA | RARE)[self.data](wide.with_spec(phase=self.phase))
-        call = replace(call, q=call.q.to(self.dtype), k=call.k.to(self.dtype), v=call.v.to(self.dtype)).with_spec(
+        changed = {
+            name: x.to(self.dtype) for name in ("q", "k", "v") if (x := call.tensors[name]) is not wide.tensors[name]
+        }
+        call = call.with_tensors(rounded.tensors | changed).with_spec(
             layer=self.layer, first_head=self.first_head, layout=self.layout, grad_mode=self.grad_mode, ways=self.ways
         )
         if self.layout == "v in k":
             call = replace(call, v=call.k[..., : self.head_dim_v])
         for name in self.asked:
             call = asking(name)(call)
-        if self.layout == "v in k":
-            call = replace(call, v=call.k[..., : self.head_dim_v])
-        return call if call.spec.layout == "packed" else call.clone()
+        return replace(call, v=call.k[..., : self.head_dim_v]) if self.layout == "v in k" else call
+
+    def _normal(self, dtype: torch.dtype, seed: int, device: str, pool: int | None) -> AttentionCall:
+        """Draw a call of normal numbers with these lengths, heads and head dims."""
+        call = call_of(list(self.lens), self.heads, self.head_dim, dtype, device, seed, pool)
+        if not self.head_dim_v:
+            return call
+        return replace(call, v=call_of(list(self.lens), self.heads, self.head_dim_v, dtype, device, seed, pool).v)
 
 
 def shape_of(call: AttentionCall) -> Shape:

@@ -247,7 +247,7 @@ def _task(
     some = cases is not None or case is not None
     runs = (0 if some else CALLS[size]) if calls is None else calls
     with few_threads(()):
-        every = [(each, call) for each in chosen if (call := each.make()).phase in asked]
+        every = [(each, call) for each in chosen if (call := each.draw()).phase in asked]
     made, left = [], []
     for each, call in every:
         if why := excluded(family(declared.noise), each.condition.get("data", "")) or declared.excludes(call):

@@ -59,7 +59,7 @@ _TF32 = 2.0**-10
 # roundings of the output's dtype. With the attribute and without it differ by 14 % or more.
 _ROUNDINGS = 8
 # Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does.
-_BESIDE_THE_CONTRACT = ("not causal", "cross attention")
+_BESIDE_THE_CONTRACT = ("not causal",)
 # Begins the names of vLLM's backends.
 _VLLM = "vllm:"
 
@@ -148,10 +148,6 @@ ATTRIBUTES = (
     ),
     _Attribute(
         "not causal", "encoders", ("causal", "encoder"), {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",),
-    ),
-    _Attribute(
-        "cross attention", "Mllama, Whisper", ("cross", "encoder", "non-causal"), {"mask": Mask(causal=False)},
-        LayerRequest(cross=True), phases=("prefill", "decode"),
     ),
     _Attribute(
         "chain of drafts", "EAGLE, n-grams", ("verify", "speculative", "draft"), layer=LayerRequest(drafts=True),
@@ -339,15 +335,9 @@ def _attempt(
     return measured(state="wrong", says="neither with nor without it", error=error)
 
 
-def _lens(attribute: _Attribute, phase: str, is_long: bool) -> list[tuple[int, int]]:
-    # An encoder has another number of tokens than its decoder.
-    of = "prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase
-    return [*PHASES[of], *[_LONG[of]] * is_long]
-
-
 def _call(attribute: _Attribute, phase: str, shape: _Shape) -> AttentionCall:
     dtype, head_dim, is_long = shape
-    lens = _lens(attribute, phase, is_long)
+    lens = [*PHASES[phase], *[_LONG[phase]] * is_long]
     call = attribute.prepare(call_of(lens, _HEADS, head_dim, getattr(torch, dtype), default_device()))
     return call.with_spec(phase="decode" if phase == "decode" else "extend", **attribute.spec)
 
@@ -376,7 +366,7 @@ def _test(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, phas
     spec = {"phase": "decode" if phase == "decode" else "extend", **attribute.spec}
     words = ", ".join(f"{name}={value!r}" for name, value in spec.items())
     dtype, head_dim, is_long = shape
-    lens = _lens(attribute, phase, is_long)
+    lens = [*PHASES[phase], *[_LONG[phase]] * is_long]
     call = f'call_of({lens}, {_HEADS}, {head_dim}, torch.{dtype}, "{default_device()}")'
     of = "vllm" if isinstance(backend, vllm.NativeKernel) else "sglang"
     name = f"test_{backend.backend}_honours_{attribute.name}_in_{phase}".replace(" ", "_")

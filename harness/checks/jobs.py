@@ -16,13 +16,13 @@ import importlib
 import importlib.machinery
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from assay import worker
 from assay.harness.errors import AssayError
-from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.text import percent
 from assay.harness.verdict import UNEXPLAINED, Finding, serious, with_evidence
 
@@ -98,31 +98,6 @@ def replay(
     return _result(_run("replay:replay", candidate, given, on_event))
 
 
-def check_each(
-    kernel: str | Kernel, names: Sequence[str], **options: Unpack[MatrixOptions]
-) -> Iterator[tuple[str, KernelResult]]:
-    """Check a kernel on each of these cases by itself; after a case that ends the process, the next begins another one.
-
-    Where its declaration excludes a case, or it refuses one that it does not claim, the result has that case as excluded.
-    """
-    left = list(names)
-    while left:
-        done: list[tuple[str, KernelResult]] = []
-
-        def keep(event: worker.Event, done: list[tuple[str, KernelResult]] = done) -> None:
-            if event["event"] == "case":
-                done.append((event["name"], KernelResult.model_validate(event["result"])))
-
-        outcome = _run("jobs:check_each_here", kernel, {"names": left, **_as_json(options)}, keep)
-        yield from done
-        left = left[len(done) :]
-        if left and isinstance(outcome, worker.Crashed):
-            since = [event["event"] for event in outcome.events]
-            start = len(since) - since[::-1].index("case") if "case" in since else 0
-            own = type(outcome)(outcome.how, outcome.during, outcome.events[start:])
-            yield left.pop(0), _result(own)
-
-
 def _result(outcome: worker.Outcome) -> KernelResult:
     return KernelResult.model_validate(outcome.result) if isinstance(outcome, worker.Done) else interrupted(outcome)
 
@@ -160,32 +135,6 @@ def _as_json(options: MatrixOptions) -> dict[str, Any]:
     """Return the options as JSON: dtypes as their names."""
     dtypes = options.get("dtypes")
     return {**options, "dtypes": None if dtypes is None else [str(dtype).removeprefix("torch.") for dtype in dtypes]}
-
-
-def check_each_here(
-    kernel: str | Kernel, names: Sequence[str], journal: worker.Journal, **options: Unpack[MatrixOptions]
-) -> None:
-    """Check a kernel on each of these cases: the job of `check_each`."""
-    from assay.harness.attention.declaration import declaration
-    from assay.harness.checks.check import check as run
-    from assay.harness.checks.kernel_matrix import matrix_of, named
-    from assay.harness.checks.observed import Reader
-
-    declared = declaration(named(kernel)[1])
-    by_name = {case.name: case for case in matrix_of(declared, **options)}
-    reader = Reader()
-    for each in names:
-        if why := declared.excludes(by_name[each].make()):
-            journal.write(
-                "case", name=each, result=KernelResult(kernel=str(kernel), excluded=(CaseWhy(case=each, why=why),))
-            )
-            continue
-        again = f"assay check {kernel} --case {each}" if isinstance(kernel, str) else ""
-        phases = [by_name[each].condition["phase"]]
-        result = run(kernel, phases=phases, cases=[by_name[each]], again=again, read_out=reader, journal=journal)
-        if by_name[each].beyond:  # nobody claims it without declaring it
-            result = result.model_copy(update={"excluded": result.refused, "refused": ()})
-        journal.write("case", name=each, result=result)
 
 
 def ended_early(how: str, so: str) -> AssayError:

@@ -215,14 +215,6 @@ def _further(examined: _Examined, run: KernelRun, served: bool) -> list[CallResu
     return [measure(call, _output(record, served).to(call.q.device), noise) for call, record in calls]
 
 
-def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:
-    """Diagnose recorded outputs alone, while servers run: no kernel runs, and nothing is read.
-
-    Arguments and errors are those of `replay_recorded`.
-    """
-    return diagnose(_recorded_run(pack, candidate, served)[1], reproduce)
-
-
 def _envelope(recorded: Sequence[RecordedCall]) -> str:
     """Describe layers, new tokens and cached prefixes of calls; empty without a call."""
     if not recorded:

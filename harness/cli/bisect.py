@@ -47,7 +47,7 @@ def layers(
     from assay.harness.files import write_whole
     from assay.harness.run.plan import prepare
     from assay.harness.run.run_folder import default_folder
-    from assay.reports.layer_bisection import layers_document
+    from assay.reports.bisection import layers_document
 
     spec = instrumented_spec(flags | {"questions": questions, "suites": "accuracy,layers"}, config)
     plan = prepare(spec)
@@ -87,14 +87,6 @@ def commits(
     pack: _Pack = None,
     calls: _Calls = 0,
     raises: _Raises = "skip",
-    measure_with: Annotated[
-        Literal["replay", "accuracy"],
-        typer.Option("--with", help="Classify commits by own error on calls, or by an assay run per commit."),
-    ] = "replay",
-    run_args: Annotated[
-        list[str] | None,
-        typer.Option("--run-arg", help="With --with accuracy: a further argument of assay run; may be repeated."),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
@@ -110,13 +102,10 @@ def commits(
     """
     from assay.harness.drivers.bisect.commits.bisection import bisect_commits, bisection_spec
     from assay.harness.files import write_whole
-    from assay.reports.commit_bisection import bisection_document
+    from assay.reports.bisection import bisection_document
 
-    settings: dict[str, Any] = {
-        "good": good, "bad": bad, "kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises,
-        "measure_with": measure_with, "run_args": run_args,
-    }  # fmt: skip
-    spec = bisection_spec(repo, settings)
+    settings = {"kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises}
+    spec = bisection_spec(repo, {"good": good, "bad": bad, **settings})
     with _stoppable(), progress() as display:
         state, folder = bisect_commits(spec, out, display.say)
     assert state.result is not None
@@ -170,14 +159,12 @@ def probe(
     """
     try:
         from assay.harness.drivers.bisect.commits.bisection import bisection_spec, probe_checkout
-        from assay.reports.commit_bisection import probe_line
 
-        spec = bisection_spec(
-            repo, {"kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises}, ends=False
-        )
-        outcome, measured = probe_checkout(spec)
-        say(probe_line(outcome, measured))
-        code = _GIT_CODES[outcome.outcome]
+        settings = {"kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises}
+        measured = probe_checkout(bisection_spec(repo, settings, ends=False))
+        outcome = measured.outcome(raises)
+        say(f"{outcome}: {measured.said} ({measured.origin or 'not imported'})")
+        code = _GIT_CODES[outcome]
     except AssayError as error:
         report_error(error)
         code = GIT_ABORT

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.evals.retrieval import PromptRoom
 from assay.evals.tiny_model.families import FAMILIES, SOURCE, tiny_model
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.reading import regular_file, whole_file
@@ -165,7 +164,6 @@ def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
     """Read the shape of the model in a folder from its ``config.json``.
 
     Args:
-        model: the folder.
         flags: the server's flags, of which ``--kv-cache-dtype`` decides what layers ask for.
 
     Raises:
@@ -248,33 +246,6 @@ def _cache_of_checkpoint(model: Path, config: Mapping[str, Any]) -> tuple[str, s
     if of_8_bits and quantised.get("quant_method") != "compressed-tensors":
         return "kv_cache_scheme", "fp8"
     return "", ""
-
-
-# Tokens that a chat template adds to a prompt, at most.
-_TEMPLATE_TOKENS = 64
-
-
-def fit_of(model: Path, answer: int) -> PromptRoom:
-    """Compute how much fits into the context of the model in a folder, beside an answer of this many tokens.
-
-    Raises:
-        UsageError: its context is not known, or its tokenizer cannot be read without the engine.
-    """
-    path = model / "tokenizer.json"
-    try:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exceptions
-        raise UsageError(
-            f"The prompts' tokens cannot be counted: {path}: {error}.",
-            "a model folder with a tokenizer.json, and the package tokenizers",
-            "save the tokenizer with save_pretrained, or name other --data",
-        ) from None
-    context = model_shape(model).context
-    return PromptRoom(
-        context, answer + _TEMPLATE_TOKENS, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
-    )
 
 
 def _download(name: str) -> Path:

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from assay.harness.tracebacks import HEADER
 
 # Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait.
 GRACE_S = 2.0
-# Seconds between two looks at the states of a server's processes.
+# Seconds between two looks at a server's processes.
 LOOK_INTERVAL_S = 1.0
 TAIL_LINES, _TAIL_BYTES, LINE_WIDTH, _NAME_WIDTH = 20, 256 * 1024, 300, 60
 
@@ -34,32 +33,10 @@ _NOISE = re.compile(
     r"|\s+\[-"
     r'|.*"(GET|POST) /\S* HTTP/1\.1" 200 OK|.*"GET /health HTTP/1\.1" 503'
 )
-_CRASH, _CRASHED = "Fatal Python error: ", "Current thread "
 _SPAWNED = "multiprocessing.spawn import spawn_main"
 # How a process is called that Python's multiprocessing has made and that has not named itself.
 _UNNAMED = "a process without a name yet"
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """The state of a process of a server with which something is wrong.
-
-    Attributes:
-        process: what it calls itself.
-        pid: its process id.
-        what: in words that follow its name: "is stopped, as by SIGSTOP", "exited with status 7", "has ended".
-        ended: whether it has ended.
-    """
-
-    process: str
-    pid: int
-    what: str
-    ended: bool
-
-    def __str__(self) -> str:
-        return f"{self.process} (process {self.pid}) {self.what}"
 
 
 class ServerProcess:
@@ -89,7 +66,7 @@ class ServerProcess:
         self._secret = secret
         self._looked = 0.0
         self._essential: dict[int, str] = {}
-        self._trouble: dict[int, Trouble] = {}
+        self._ended: dict[int, str] = {}
         self._main: int | None = None
         self._oom_kills = _oom_kills()
         # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
@@ -143,13 +120,12 @@ class ServerProcess:
             text = stream.read().decode(errors="replace")
         return text.replace(self._secret, "***") if self._secret else text
 
-    def trouble(self, essential: str) -> Trouble | None:
-        """Examine the server's processes, at most once in `LOOK_INTERVAL_S`; None if nothing is wrong.
+    def lost(self, essential: str) -> tuple[str, str] | None:
+        """Look at most once in `LOOK_INTERVAL_S` for a process that has ended and must not end before the server; None if none has.
 
-        Names that begin with `essential` are those of processes that must not end before the server does. Only what two looks in
-        a row have seen counts: a debugger stops a process for a moment, and a server whose process has died may be about to end.
-        A process without a name yet counts only if it failed. Once the main process has ended, nothing counts but how it did: see
-        `exit_status`.
+        Such processes have names that begin with `essential`; one without a name yet counts only if it failed. Only what two looks
+        in a row have seen counts, since a server whose process has died may be about to end: then nothing counts but how it did;
+        see `exit_status`. Returns the name of the process, and how it ended: "exited with status 7", "has ended".
         """
         now = time.monotonic()
         if now - self._looked < LOOK_INTERVAL_S:
@@ -166,18 +142,13 @@ class ServerProcess:
             if look.name.startswith(essential) or look.name == _UNNAMED:
                 # Until it runs something else, a fork has its parent's name.
                 self._essential |= {} if not look.parent or look.name == parent.name else {pid: look.name}
-        troubles = {
-            pid: Trouble(self._essential.get(pid, look.name), pid, "is stopped, as by SIGSTOP", ended=False)
-            for pid, look in seen.items()
-            if look.state in _STOPPED
-        }
+        ended: dict[int, str] = {}
         for pid, name in self._essential.items():
             status = _exit_status(pid) if seen[pid].state == psutil.STATUS_ZOMBIE else None
             if seen[pid].state in _ENDED and (name.startswith(essential) or status):
-                what = "has ended" if status is None else how_ended(status)
-                troubles[pid] = Trouble(name, pid, what, ended=True)
-        still = [trouble for pid, trouble in sorted(troubles.items()) if self._trouble.get(pid) == trouble]
-        self._trouble = troubles
+                ended[pid] = "has ended" if status is None else how_ended(status)
+        still = [(self._essential[pid], how) for pid, how in sorted(ended.items()) if self._ended.get(pid) == how]
+        self._ended = ended
         return next(iter(still), None)
 
     def stop(self) -> None:
@@ -226,28 +197,15 @@ def _oom_kills() -> int:
 
 
 def _telling_lines(log: str) -> list[str]:
-    """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
-
-    After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the interpreter's.
-    """
+    """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines."""
     lines = _lines(log)
-    heads = [number for number, line in enumerate(lines) if HEADER in line]
-    crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASH)), None)
-    if crash is not None and (not heads or heads[-1] < crash):
-        stack = next((n for n in range(crash, len(lines)) if lines[n].startswith(_CRASHED)), crash + 1)
-        count = TAIL_LINES - TAIL_LINES // 4
-        return [
-            lines[crash],
-            *lines[stack : stack + count],
-            "...",
-            *lines[max(stack + count, len(lines) - TAIL_LINES // 4) :],
-        ]
-    if not heads or heads[-1] >= len(lines) - TAIL_LINES:
+    head = max((number for number, line in enumerate(lines) if HEADER in line), default=len(lines))
+    if head >= len(lines) - TAIL_LINES:
         return lines[-TAIL_LINES:]
     # A traceback ends with its first line that is not indented: the exception.
-    end = next((n for n in range(heads[-1] + 1, len(lines)) if not lines[n].startswith(" ")), len(lines) - 1)
+    end = next((n for n in range(head + 1, len(lines)) if not lines[n].startswith(" ")), len(lines) - 1)
     last = lines[max(end + 1, len(lines) - TAIL_LINES // 4) :]
-    first = max(heads[-1], end + 1 - (TAIL_LINES - len(last)))
+    first = max(head, end + 1 - (TAIL_LINES - len(last)))
     between = ["..."] if end + 1 + len(last) < len(lines) else []
     return [*lines[first : end + 1], *between, *last]
 

@@ -18,7 +18,6 @@ class RemoteServer(Engine):
     Args:
         role: which side of the comparison it is.
         url: its address; a final ``/v1`` is optional.
-        request_timeout: seconds until an answer must be complete.
         model: the model to ask where the server has several; a server with one is asked for that.
     """
 

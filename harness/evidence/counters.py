@@ -14,8 +14,7 @@ import numpy as np
 from pydantic import NonNegativeInt
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.reading import regular_file
 from assay.harness.schema import Record
 
@@ -126,7 +125,6 @@ def read_by_process(folder: Path, run: str = "") -> dict[int, list[CallCount]]:
     """Read the counts of each process that wrote to `folder`, by process id.
 
     Args:
-        folder: of the counter files.
         run: the nonce that each of them must carry; empty to accept any.
 
     Raises:

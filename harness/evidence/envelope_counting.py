@@ -18,11 +18,7 @@ Values = Mapping[str, Sequence[int]]
 
 
 class EnvelopeCounting:
-    """The counts of one process.
-
-    Args:
-        limits: the engine's limits.
-    """
+    """The counts of one process."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -32,17 +28,13 @@ class EnvelopeCounting:
         self._decoded: Counter[str] = Counter()
 
     def extend(
-        self, new: Sequence[int], prefix: Sequence[int], requests: Sequence[str], *, mixed: bool = False,
-        in_graph: bool = False,
-    ) -> Values:  # fmt: skip
+        self, new: Sequence[int], prefix: Sequence[int], requests: Sequence[str], *, mixed: bool = False
+    ) -> Values:
         """Take note of a pass of the extend phase, and return its conditions.
 
         Args:
-            new: new tokens per sequence.
-            prefix: cached prefix per sequence, in tokens.
             requests: the engine's request id per sequence.
             mixed: whether sequences in decode may be among them.
-            in_graph: whether a CUDA graph served the pass.
         """
         later = [rid in self._prefilled and p > 0 for rid, p in zip(requests, prefix, strict=True)]
         # In a mixed call a sequence of one new token that was prefilled before is in decode, not a chunk.
@@ -51,7 +43,7 @@ class EnvelopeCounting:
         chunks = [_LATER if seen and not decodes else _FIRST for seen, decodes in zip(later, decoding, strict=True)]
         full = [_FULL for n, chunk in zip(new, chunks, strict=True) if chunk and n == self._limits.chunk_tokens]
         return {
-            **_lengths(new, prefix, in_graph),
+            **_lengths(new, prefix),
             "new-tokens": [n for n, p in zip(new, prefix, strict=True) if not p],
             "new-behind-prefix": [n for n, p in zip(new, prefix, strict=True) if p],
             "prefix-tokens": prefix,
@@ -59,11 +51,11 @@ class EnvelopeCounting:
             "mix": [MIX.labels.index(_mix(prefix, any(decoding)))],
         }
 
-    def decode(self, prefix: Sequence[int], requests: Sequence[str], *, in_graph: bool = False) -> Values:
+    def decode(self, prefix: Sequence[int], requests: Sequence[str]) -> Values:
         """Take note of a pass of the decode phase, and return its conditions. Arguments are those of `extend`."""
         self._decoded.update(requests)
         return {
-            **_lengths([1] * len(prefix), prefix, in_graph),
+            **_lengths([1] * len(prefix), prefix),
             "depth": [self._decoded[request] for request in requests],
         }
 
@@ -88,13 +80,12 @@ class EnvelopeCounting:
         return EnvelopeCounts(run=run, limits=self._limits, calls=calls, met=met)
 
 
-def _lengths(new: Sequence[int], prefix: Sequence[int], in_graph: bool) -> dict[str, Sequence[int]]:
+def _lengths(new: Sequence[int], prefix: Sequence[int]) -> dict[str, Sequence[int]]:
     total = [n + p for n, p in zip(new, prefix, strict=True)]
     return {
         "total-tokens": total,
         "batch": [len(new)],
         "border": [border_of(length) for length in total],
-        "graph": [0] if in_graph else [],
     }
 
 

@@ -91,13 +91,7 @@ def excess(queries: Floats) -> Floats:
 
 
 def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> _Integers:
-    """Number the condition of each query of a call, int64 [sum(new)]: its index into the product of `CONDITIONS`.
-
-    Args:
-        phase: "extend" or "decode".
-        new: new tokens per sequence.
-        prefix: cached prefix per sequence.
-    """
+    """Number the condition of each query of a call, int64 [sum(new)]: its index into the product of `CONDITIONS`."""
     place = np.full(len(new), PLACE.index("between"))
     place[0], place[-1] = PLACE.index("first"), PLACE.index("last")
     if len(new) == 1:

@@ -5,13 +5,16 @@ Each part is what was observed, or it is named in `Fingerprint.not_observed` wit
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
 
 from pydantic import Field
 
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
-from assay.harness.schema import RULE, Record
+from assay.harness.errors import UsageError
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
+from assay.harness.schema import RULE, Record, read_json
 
 SCHEMA: Literal["assay.fingerprint/1"] = "assay.fingerprint/1"
 PARTS = (
@@ -183,6 +186,12 @@ class Fingerprint(RunRecord):
     not_observed: dict[str, str] = Field(default_factory=dict)
     seconds: dict[str, float] = Field(default_factory=dict)
 
+    def with_parts(self, read: Mapping[str, Any], seconds: Mapping[str, float] = MappingProxyType({})) -> Fingerprint:
+        """Return it with further parts as `assay.harness.fingerprint.in_interpreter.observed` gives them; `seconds` come first."""
+        taken = {**seconds, **self.seconds, **read["seconds"]}
+        missing = {**self.not_observed, **read["not_observed"]}
+        return self.model_copy(update={**read, "not_observed": missing, "seconds": taken})
+
     def has(self, part: str) -> bool:
         """Return True if a part was observed."""
         return getattr(self, part) is not None
@@ -192,3 +201,49 @@ FINGERPRINT = RunFile("fingerprint.json", Fingerprint, RUN_AGAIN)
 """The fingerprint of one server, in its folder or where a command was told to write it."""
 OF_PROCESS = RunFile("fingerprint/*.json", Fingerprint, RUN_AGAIN, durable=False)
 """What each process of a server observed of itself: rank 0 and the others of a tensor-parallel server."""
+# Bytes of a file in which its schema stands.
+_START = 2000
+
+
+def is_fingerprint(path: Path) -> bool:
+    """Return True if a file, or the folder of a server, holds a fingerprint."""
+    if path.is_dir():
+        return (path / FINGERPRINT.name).is_file()
+    if not path.is_file() or path.suffix != ".json":
+        return False
+    with path.open("rb") as file:
+        return SCHEMA.encode() in file.read(_START)
+
+
+def has_fingerprint(path: Path) -> bool:
+    """Return True if a file holds a fingerprint, or if a folder has one that `read_fingerprint` reads."""
+    return is_fingerprint(path) or _holder(path) is not None
+
+
+def _holder(path: Path) -> Path | None:
+    return next(
+        (folder for folder in (path, path / "servers" / "candidate") if (folder / FINGERPRINT.name).is_file()), None
+    )
+
+
+def read_fingerprint(path: Path) -> Fingerprint:
+    """Read a fingerprint from its file, or from the folder of a run: RUN is its candidate, RUN/servers/reference the other.
+
+    Raises:
+        UsageError: there is none.
+        EvidenceError: it is damaged.
+    """
+    if path.is_dir():
+        holder = _holder(path)
+        if holder is None:
+            raise UsageError(
+                f"{path} has no {FINGERPRINT.name}.",
+                "the folder of a run, or a file of assay fingerprint --out",
+                "check the path",
+            )
+        path = holder / FINGERPRINT.name
+    if not path.is_file():
+        raise UsageError(
+            f"There is no {path}.", "a file of assay fingerprint --out, or the folder of a run", "check the path"
+        )
+    return read_json(path, Fingerprint, "write it again with assay fingerprint --out")

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord, check_run
+from assay.harness.evidence.run_file import RunRecord, check_run
 from assay.harness.reading import regular_file, whole_file
 
 _Line = TypeVar("_Line", bound=BaseModel)
@@ -44,7 +44,6 @@ def read(path: Path, kind: type[_Line], nonce: str = "") -> list[_Line]:
     """Read all lines of a file; none if it does not exist. A last line that was cut off is skipped.
 
     Args:
-        path: the file.
         kind: what each line holds.
         nonce: the run's, which each line must carry; empty to accept any.
 

@@ -191,7 +191,6 @@ def read_pack(folder: Path, unread: list[str] | None = None) -> list[RecordedCal
     """Read all calls of a pack, sorted by layer.
 
     Args:
-        folder: the pack.
         unread: gets what is wrong with each file that is damaged or missing, so that the others are read; None to refuse the pack.
 
     Raises:

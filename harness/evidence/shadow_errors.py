@@ -14,8 +14,7 @@ from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.error_table import ErrorTable, RoleErrors, joined
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
+from assay.harness.evidence.run_file import RunRecord, damaged, read_arrays, write_arrays
 from assay.harness.schema import Record
 
 FOLDER = "shadow"
@@ -85,7 +84,7 @@ class ShadowHeader(RunRecord):
         heads: q heads of each layer that was observed, over all processes that share them.
         rows: queries of the observed passes.
         sampled_rows: those of them that are compared with the truth.
-        write_request: the latest write request that was served; see `assay.harness.engines.inside.write_request`.
+        write_request: the latest write request that was served; see `assay.harness.engines.inside.control`.
     """
 
     reference: str

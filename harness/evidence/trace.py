@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
+from assay.harness.evidence.run_file import RunRecord, damaged, read_arrays, write_arrays
 from assay.harness.files import write_whole
 
 if TYPE_CHECKING:  # a report reads traces and must not wait for torch
@@ -91,12 +90,10 @@ def write_pass(
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        label: the trace's label.
         tokens: int64 [rows].
         positions: int64 [rows].
         kept: tensors of this process's heads, of any floating dtype, by `OUTPUT`, `QUERY`, `NEW` or `READ` and the number of a
             layer. They are written in float32, since NumPy has no bfloat16.
-        header: what they belong to.
     """
     path = folder / FOLDER / label / f"{os.getpid()}-{header.number:06d}.safetensors"
     tensors = {"tokens": tokens.long(), "positions": positions} | {name: part.float() for name, part in kept.items()}
@@ -137,8 +134,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
         raise EvidenceError(
             f"{place} is empty: no pass was traced.",
             "a request that was sent while the control named this label",
-            "check that the server was started with ASSAY_TRACE, and see its log; "
-            "of a server with CUDA graphs, passes that they replay cannot be traced",
+            "check that the server was started with ASSAY_TRACE, and see its log",
         )
     if len({header.request for parts in passes.values() for header, _ in parts}) > 1:
         raise EvidenceError(

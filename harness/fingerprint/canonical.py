@@ -58,7 +58,6 @@ def place_in_fused(name: str, shapes: Mapping[str, Sequence[int]]) -> tuple[str,
 
     Args:
         name: of a parameter of a checkpoint.
-        shapes: of all of its parameters.
     """
     match = None if is_whole(name) else _PART.match(name)
     if match is None:

@@ -23,26 +23,29 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Read the files of a model.
 
     Args:
-        model: its folder.
         asked: ``texts``, ``chats``, the names of ``packages``, and whether code that comes with the model is trusted.
     """
-    read: dict[str, Any] = {"not_observed": {}, "seconds": {}}
+    trusted = bool(asked.get("trust_remote_code"))
+    return observed({
+        "packages": lambda: versions(asked["packages"]),
+        "tokens": lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"], model),
+        "generation": lambda: generation_of(model),
+        "config": lambda: settings_of(_resolved(model, trusted) | beside_config(model, code=trusted)),
+        "rope": lambda: _ropes(model, trusted),
+    })  # fmt: skip
 
-    def observe(part: str, make: Callable[[], Any]) -> None:
+
+def observed(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Observe parts, and say under ``not_observed`` why one was not, and under ``seconds`` how long each took."""
+    read: dict[str, Any] = {"not_observed": {}, "seconds": {}}
+    for part, observe in parts.items():
         begun = time.perf_counter()
         try:
-            read[part] = make()
-        except Exception as error:  # whatever these packages raise
-            read["not_observed"][part] = f"{type(error).__name__}: {error}"[:200]
+            read[part] = observe()
+        except Exception as error:  # whatever these packages raise; assay's own errors have a first part
+            said = getattr(error, "found", "") or f"{type(error).__name__}: {error}"
+            read["not_observed"][part] = " ".join(said.split())[:200]
         read["seconds"][part] = round(time.perf_counter() - begun, 4)
-
-    observe("packages", lambda: versions(asked["packages"]))
-    trusted = bool(asked.get("trust_remote_code"))
-    observe("tokens", lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"], model))
-    observe("generation", lambda: generation_of(model))
-    observe("config", lambda: settings_of(_resolved(model, trusted) | beside_config(model, code=trusted)))
-    if asked.get("rope", True):
-        observe("rope", lambda: _ropes(model, trusted))
     return read
 
 
@@ -98,7 +101,7 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
         "chats": told,
         "refused": refused if told else {},
         "retold": retold,
-        "digests": digests_of(model, getattr(tokenizer, "chat_template", None)),
+        "digests": _digests_of(model, getattr(tokenizer, "chat_template", None)),
     }
 
 
@@ -106,7 +109,7 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
 _TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
-def digests_of(model: str, template: Any) -> dict[str, str]:
+def _digests_of(model: str, template: Any) -> dict[str, str]:
     """Return digests of a chat template, and of what a tokenizer computes from as its files have it, by part."""
     written = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
     made = {"template": _digest(written.strip("\n").replace("\\n", "\n").encode())}  # as SGLang reads one

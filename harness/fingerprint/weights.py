@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assay.harness.evidence.fingerprint import Weight
+from assay.harness.evidence.fingerprint import Fingerprint, Weight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,9 +22,8 @@ _PROJECTIONS = 8
 _WHOLE = 2**20  # elements up to which a parameter is hashed whole
 _SAMPLE = 2**16  # elements of a larger one that are hashed, evenly spread
 _CHUNK = 2**24  # elements that are converted to float32 at once: 64 MiB
-_COLUMNS = (
-    2048  # added up in float32, before float64: the fewer, the less do the places depend on where a matrix is cut
-)
+# Added up in float32, before float64: the fewer, the less do the places depend on where a matrix is cut.
+_COLUMNS = 2048
 # Bits of the mantissa, by dtype. Others are not rounded floats.
 _MANTISSA = {"float8_e4m3fn": 3, "float8_e5m2": 2, "bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
 # The smallest number above zero, of dtypes in which weights may be smaller: those are rounded to multiples of it.
@@ -77,7 +76,6 @@ def describe_weight(name: str, tensor: Tensor, kept: str = "", place: WeightPlac
 
     Args:
         name: its path in the model, which decides the signs of its projections.
-        tensor: on any device.
         kept: see `Weight`.
         place: which part of the whole it is, where that is known.
     """
@@ -114,8 +112,6 @@ def describe_part(name: str, tensor: Tensor, whole: str, row: int) -> Weight:
     """Describe a stored parameter as the part that it is of one that engines fuse.
 
     Args:
-        name: its path in the checkpoint.
-        tensor: on any device.
         whole: path of the fused parameter.
         row: the first of its rows there.
     """
@@ -342,3 +338,60 @@ def rounded_to(left: Weight, right: Weight, far: float) -> str:
     smallest = max(_SMALLEST.get(dtype, 0.0) for dtype in (left.dtype, right.dtype, *grids))
     mean = max(left.sums[2], right.sums[2]) / left.sums[0]
     return coarse if far <= bound + smallest / 2 / mean else ""
+
+
+def joined(of_ranks: Sequence[Fingerprint]) -> Fingerprint:
+    """Join what the processes of a server observed, in the order of ranks: the first tells what all have alike.
+
+    Of parameters, what each holds whole is kept, and sums and projections of the pieces are added up, each piece once. Where it is
+    not known which pieces the processes hold, sums alone are, and each process's part stays beside them. Position ids are those of
+    the first that computed a request: with data-parallel attention the others compute none.
+    """
+    first = of_ranks[0]
+    positions = next((made.positions for made in of_ranks if made.positions), first.positions)
+    if len(of_ranks) == 1:
+        return first
+    by_name: dict[str, list[Weight]] = {}
+    for weight in (weight for made in of_ranks for weight in made.weights or ()):
+        by_name.setdefault(weight.name, []).append(weight)
+    weights = tuple(_merged(parts) for parts in by_name.values())
+    return first.model_copy(update={"positions": positions, "weights": None if first.weights is None else weights})
+
+
+def _merged(parts: Sequence[Weight]) -> Weight:
+    first = parts[0]
+    alike = all(same_bytes(first, part) for part in parts)
+    if alike and not any(part.held for part in parts):
+        return first
+    digest = (
+        first.digest
+        if alike and not first.held
+        else hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()[:16]
+    )
+    update = _united(parts) or {
+        "sums": added([part.sums for part in parts]),
+        "projections": (),
+        "whole": (),
+        "held": tuple(parts) if all(part.projections for part in parts) else (),
+        "ranks": len(parts),
+    }
+    return first.model_copy(update={**update, "digest": digest})
+
+
+def _united(parts: Sequence[Weight]) -> dict[str, object]:
+    """Return what changes where the pieces of all processes make up the whole; nothing where they do not, or are not known."""
+    whole = parts[0].whole
+    pieces: dict[str, Weight] = {}
+    differ = False
+    for piece in (piece for part in parts for piece in part.held or (part,)):
+        differ |= not same_bytes(pieces.setdefault(piece.name, piece), piece)
+    held = sum(math.prod(piece.shape) for piece in pieces.values())
+    if not whole or any(part.whole != whole for part in parts) or held != math.prod(whole):
+        return {}
+    return {
+        "sums": added([piece.sums for piece in pieces.values()]),
+        "projections": added([piece.projections for piece in pieces.values()]),
+        "held": (),
+        "ranks": 1 if len(pieces) == 1 else len(parts),
+        "copies_differ": differ,
+    }

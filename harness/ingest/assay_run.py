@@ -22,10 +22,13 @@ _REPORT = "report.json"
 def _recognises(source: SourceFile) -> bool:
     """Recognise a folder with a manifest and items, or with a report; or JSON with the schema of a report."""
     if source.path.is_dir():
-        return _is_run(source.path) or (
-            (source.path / _REPORT).is_file() and _is_report(SourceFile.of(source.path / _REPORT))
-        )
-    return _is_report(source)
+        report = source.path / _REPORT
+        return _is_run(source.path) or (report.is_file() and _recognises(SourceFile.of(report)))
+    return source.path.suffix == ".json" and '"assay.report/' in source.head_text[:4_000]
+
+
+def _is_run(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("manifest.json", "items.jsonl"))
 
 
 def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
@@ -60,68 +63,50 @@ def report_of(source: SourceFile) -> Report:
         EvidenceError: it is damaged, or was changed after the run had ended.
     """
     path = source.path
-    if path.is_dir() and _is_run(path):
+    if _is_run(path):
         return build(RunFolder(path))
     return read_report(path / _REPORT if path.is_dir() else path)
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read the candidate's answers to the questions. A ``report.json`` has none."""
-    if not (source.path.is_dir() and _is_run(source.path)):
-        return ReadResults(unit="report", read=1, notes=["a report has no answers: name the folder of the run"])
-    reading = ReadResults(unit="answer")
+    if not _is_run(source.path):
+        note = "a report has no answers: name the folder of the run"
+        return ReadResults(source, "report", read=1, notes=[note])
     folder = RunFolder(source.path)
     folder.check_sealed()
-    manifest = folder.manifest()
+    manifest, answers = folder.manifest(), folder.answers()
     spec = recorded_spec(manifest.spec)
-    items = folder.items()
-    answers = folder.answers()
-    reading.read = len(answers)
     given = {
         answer.item: answer
         for answer in answers
         if answer.suite == _SUITE and answer.role == "candidate" and answer.repeat == 0
     }
-    asked = [item for item in items if item.suite == _SUITE]
-    reading.sets.append(
-        ResultSet(
-            tool="assay",
-            version=manifest.packages.get("assay", ""),
-            task=f"questions of {spec.workload.data}",
-            metric="right",
-            asked=Asked(
-                task={"shots": 0, "tokenizer": manifest.model_hash},
-                generation={"temperature": 0, "max_tokens": spec.workload.token_limit},
-                served={"model": manifest.model, "candidate": spec.candidate.backend, "device": spec.device},
-            ),
-            settings={"order_seed": str(spec.workload.order_seed)},
-            adaptive=True,
-            higher_is_better=True,
-            items=tuple(_item(item, given[item.id]) for item in asked if item.id in given),
-        )
+    asked = ResultSet(
+        tool="assay",
+        version=manifest.packages.get("assay", ""),
+        task=f"questions of {spec.workload.data}",
+        metric="right",
+        asked=Asked(
+            task={"shots": 0, "tokenizer": manifest.model_hash},
+            generation={"temperature": 0, "max_tokens": spec.workload.token_limit},
+            served={"model": manifest.model, "candidate": spec.candidate.backend, "device": spec.device},
+        ),
+        settings={"order_seed": str(spec.workload.order_seed)},
+        adaptive=True,
+        higher_is_better=True,
+        items=tuple(
+            _item(item, given[item.id]) for item in folder.items() if item.suite == _SUITE and item.id in given
+        ),
     )
-    return reading
-
-
-def _is_run(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in ("manifest.json", "items.jsonl"))
-
-
-def _is_report(source: SourceFile) -> bool:
-    return source.path.suffix == ".json" and '"assay.report/' in source.head_text[:4_000]
+    return ReadResults(source, "answer", [asked], len(answers))
 
 
 def _item(item: Item, answer: Answer) -> ResultItem:
     return ResultItem(
-        key=item.id,
-        prompt_hash=answer.prompt_hash,
-        target=item.expected or "",
-        answer=answer.text,
-        parsed=answer.parsed,
-        score=float(item.is_right(answer.parsed)),
-        tokens=answer.completion_tokens,
-        finish=answer.finish_reason,
-    )
+        key=item.id, prompt_hash=answer.prompt_hash, target=item.expected or "", answer=answer.text, parsed=answer.parsed,
+        score=float(item.is_right(answer.parsed)), tokens=answer.completion_tokens, finish=answer.finish_reason,
+    )  # fmt: skip
 
 
 READER = results_reader("assay-run", "run of assay", _recognises, _results, extend=_with_verdict)

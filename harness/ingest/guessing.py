@@ -16,6 +16,9 @@ GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1, "mml
 """
 LEVEL = 0.05
 """Level of the test of a file's scores against guessing."""
+# Metrics that are a share of right answers; "" is that of a log. `acc_norm` is one too, and of the same answers as `acc`.
+_READ = "exact_match"
+_SHARES = ("", "acc", _READ)
 
 
 class TaskScore(NamedTuple):
@@ -23,34 +26,47 @@ class TaskScore(NamedTuple):
 
     Attributes:
         task: such as "mmlu" or "mmlu_anatomy".
-        score: share of right answers, 0 to 1.
+        metric: such as "acc,none".
+        score: share of right answers, 0 to 1, if the metric is one.
         questions: 0 if unknown, and then nothing is tested.
-        where: what the score is of, for people.
+        where: what the score is of, for people, if it is not the task.
         cites: the lines that state it.
         evidence: what else is known.
         choices: of each question; 0 where only the name of the task tells.
-        read: whether the answers are read from a text, in which a reader may find none.
+        grouped: whether its group, whose score is of more questions, is there too.
         run: of which run of a file it is.
     """
 
     task: str
+    metric: str
     score: float
-    questions: int
-    where: str
+    questions: int = 0
+    where: str = ""
     cites: tuple[Excerpt, ...] = ()
     evidence: tuple[str, ...] = ()
     choices: int = 0
-    read: bool = False
+    grouped: bool = False
     run: str = ""
 
     @property
-    def guess(self) -> float | None:
-        """The score that guessing gets, by the choices, by the name or by its longest known beginning (`mmlu_anatomy`)."""
-        if self.choices:
-            return 1 / self.choices
-        name = self.task.lower()
+    def guess(self) -> float:
+        """The score that guessing gets, by the choices, by the name or by its longest known beginning (`mmlu_anatomy`); else 0."""
+        name, metric = self.task.lower(), self.metric.partition(",")[0]
+        if metric not in _SHARES or self.grouped or not 0 <= self.score <= 1:
+            return 0.0
         known = [task for task in GUESSING if name == task or name.startswith(f"{task}_")]
-        return GUESSING[max(known, key=len)] if known else None
+        return 1 / self.choices if self.choices else GUESSING[max(known, key=len)] if known else 0.0
+
+    @property
+    def right(self) -> int:
+        """Right answers."""
+        return round(self.score * self.questions)
+
+    @property
+    def p(self) -> float:
+        """The p value of its being below guessing; 1 where it is not."""
+        tested = self.questions and self.score < self.guess
+        return at_most(self.right, self.questions, self.guess) if tested else 1.0
 
 
 def below_guessing(scores: Iterable[TaskScore]) -> list[CitedFinding]:
@@ -63,37 +79,28 @@ def below_guessing(scores: Iterable[TaskScore]) -> list[CitedFinding]:
     best: dict[tuple[str, str, str], TaskScore] = {}
     for each in scores:
         of = each.task, each.where, each.run
-        if each.guess is not None and (of not in best or each.score > best[of].score):
+        if each.guess and (of not in best or each.score > best[of].score):
             best[of] = each
-    low = [(each, each.guess) for each in best.values() if each.guess is not None and each.score < each.guess]
-    p_values = [
-        at_most(round(each.score * each.questions), each.questions, guess) if each.questions else 1.0
-        for each, guess in low
-    ]
-    # A score that is not below it has a p value too, and a share of the level.
-    corrected = holm([*p_values, *[1.0] * (len(best) - len(low))])
-    return [
-        _finding(each, guess, p, shared) for (each, guess), p, shared in zip(low, p_values, corrected, strict=False)
-    ]
+    shared = holm([each.p for each in best.values()])
+    return [_finding(each, p) for each, p in zip(best.values(), shared, strict=True) if each.score < each.guess]
 
 
-def _finding(each: TaskScore, guess: float, p: float, shared: float) -> CitedFinding:
+def _finding(each: TaskScore, shared: float) -> CitedFinding:
     severity: Severity = "warning"
-    says = f"{each.task} {each.score:g} is below {guess:g}, which guessing gets; the number of questions is not stated."
+    says = f"{each.task} {each.score:g} is below {each.guess:g}, which guessing gets; the number of questions is not stated."
     test: tuple[str, ...] = ()
-    if each.questions:
-        right = round(each.score * each.questions)
-        below = shared < LEVEL
-        severity = "info" if not below else "warning" if each.read else "serious"
+    if n := each.questions:
+        right, below, read = each.right, shared < LEVEL, each.metric.startswith(_READ)
+        severity = "info" if not below else "warning" if read else "serious"
         words = "less than guessing explains" if below else "below guessing, within its noise"
-        unread = ", unless its answers have another form" if below and each.read else ""
-        says = f"{each.task} {each.score:g} is {words}{unread}: {right:,} of {each.questions:,} right, p = {p:.2g}."
+        unread = ", unless its answers have another form" if below and read else ""
+        says = f"{each.task} {each.score:g} is {words}{unread}: {right:,} of {n:,} right, p = {each.p:.2g}."
         test = (
-            f"{right} of {each.questions} right; guessing gets {guess:g}; exact binomial test, one-sided: p = {p:.2g}",
+            f"{right} of {n} right; guessing gets {each.guess:g}; exact binomial test, one-sided: p = {each.p:.2g}",
         )
     return CitedFinding(
-        id="score-below-guessing", title="Score below guessing", severity=severity, where=each.where, diagnosis=says,
-        evidence=(*test, *each.evidence), reproduce="", cites=each.cites,
+        id="score-below-guessing", title="Score below guessing", severity=severity, where=each.where or each.task,
+        diagnosis=says, evidence=(*test, *each.evidence), reproduce="", cites=each.cites,
     )  # fmt: skip
 
 

@@ -17,44 +17,40 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from assay.evals.questions import prompt_hash
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import EvidenceError
 from assay.harness.ingest.asked import Asked, arguments_of
 from assay.harness.ingest.guessing import TaskScore, below_guessing
-from assay.harness.ingest.result import (
-    Excerpt,
-    FactTable,
-    FileDocument,
-)
+from assay.harness.ingest.result import Excerpt, FactTable, FileDocument
 from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
     ResultSet,
     StatedScore,
+    at,
     better_if_higher,
     cached,
     json_object,
-    json_rows,
+    number,
+    of_metric,
     read_object,
     results_reader,
     warning,
 )
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
-from assay.harness.text import did_you_mean, one_line
+from assay.harness.text import one_line
 
 # What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``).
 _INVALID = "[invalid]"
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
-# Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`.
-_SHARES = ("acc", "exact_match")
-# Metrics whose score of a task is the mean of its samples.
-_MEANS = (*_SHARES, "acc_norm")
 # Metrics of log-likelihoods: of each document the sum, with its words or bytes; of a last word, as in LAMBADA, alone.
 _PERPLEXITIES = ("word_perplexity", "byte_perplexity", "perplexity")
-_TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
+# Metrics whose score of a task follows from those of its samples.
+_OF_SAMPLES = ("acc", "exact_match", "acc_norm", *_PERPLEXITIES)
 # What a task's config names and does not define it by, or what is compared by itself.
 _NAMES = ("task", "task_alias", "tag", "group", "group_alias", "metadata", "num_fewshot", "generation_kwargs")
+_Json = Mapping[str, Any]
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -65,34 +61,37 @@ def _recognises(source: SourceFile) -> bool:
     if not head.startswith("{"):
         return False
     first = head.partition("\n")[0]
-    return all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]) or _is_results(source.path, head)
+    if all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]):
+        return True
+    # The keys are far apart in a file of megabytes: the head alone does not hold them.
+    if source.path.suffix != ".json" or '"results"' not in head[:200]:
+        return False
+    try:
+        document = read_object(source.path)
+    except EvidenceError:
+        return False
+    return all(key in document for key in _RESULT_KEYS)
 
 
 def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
     """Add the findings, and the scores that a results file states where it has no samples beside it."""
-    pairs = [(samples, _scores(results)) for samples, results in _pairs(source.path) if results]
-    scores = [(score, samples is None) for samples, stated in pairs for score in stated]
-    findings = below_guessing(filter(None, (_beside_guessing(score) for score, _ in scores)))
-    alone = [score for score, is_alone in scores if is_alone]
-    document = document.model_copy(update={"findings": (*findings, *document.findings)})
+    pairs = [(samples, list(_scores(results))) for samples, results in _pairs(source.path) if results]
+    findings = (*below_guessing(score for _, stated in pairs for score in stated), *document.findings)
+    alone = [score for samples, stated in pairs if samples is None for score in stated]
     if not alone:
-        return document
-    tables = [
-        FactTable(id=id, title=title, columns=("task", "metric", "score", "questions"), rows=tuple(
-            (score.task, score.metric, f"{score.value:.4f}", f"{score.questions:,}" if score.questions else "")
-            for score in alone if score.grouped == inside
-        ))
-        for id, title, inside in _TABLES
-    ]  # fmt: skip
+        return document.model_copy(update={"findings": findings})
+    rows = [
+        (each.task, each.metric, f"{each.score:.4f}", f"{each.questions:,}" if each.questions else "") for each in alone
+    ]
+    columns = ("task", "metric", "score", "questions")
+    table = FactTable(id="scores", title="Scores", columns=columns, rows=tuple(rows))
     file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
-    return document.model_copy(
-        update={"file": file, "tables": (*document.tables, *(table for table in tables if table.rows))}
-    )
+    return document.model_copy(update={"file": file, "findings": findings, "tables": (*document.tables, table)})
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read every score of all tasks of the files, or the one that `metric` names as lm-eval does."""
-    reading, stated = ReadResults(unit="sample"), dict[Path, Mapping[str, Any]]()
+    reading, stated = ReadResults(source, "sample"), dict[Path, _Json]()
     runs: dict[str, list[ResultSet]] = {}
     for samples, results in _pairs(source.path):
         document = stated.setdefault(results, read_object(results)) if results else {}
@@ -101,7 +100,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         else:
             reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
     for path, document in stated.items():
-        if (document.get("config") or {}).get("use_cache"):
+        if at(document, "config", "use_cache"):
             reading.findings.append(cached(path.name, "use_cache was set: answers may be"))
         # What no sample has, such as BLEU, is of all samples together.
         sets = runs.setdefault(_date(path), [])
@@ -125,51 +124,21 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     return reading
 
 
-def _stated_sets(path: Path, document: Mapping[str, Any], wanted: str) -> Iterator[ResultSet]:
+def _stated_sets(path: Path, document: _Json, wanted: str) -> Iterator[ResultSet]:
     """Yield the scores of a results file: those of groups follow from their tasks, so they are left out."""
-    members = document.get("group_subtasks") or {}
-    for score in _scores(path):
-        named = wanted in ("", score.metric, score.metric.partition(",")[0])
-        if named and math.isfinite(score.value) and not members.get(score.task):
-            error = document["results"][score.task].get(score.metric.replace(",", "_stderr,", 1))
-            stated = StatedScore(value=score.value, error=_number(error), questions=score.questions)
-            yield _set(score.task, score.metric, document).model_copy(update={"stated": stated})
-
-
-def _number(value: object) -> float | None:
-    """Return a finite number; None for anything else, such as "N/A"."""
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    for task, metric, score, questions in (each[:4] for each in _scores(path)):
+        named = wanted in ("", metric, metric.partition(",")[0])
+        if named and math.isfinite(score) and not at(document, "group_subtasks", task):
+            error = number(at(document, "results", task, metric.replace(",", "_stderr,", 1)))
+            stated = StatedScore(value=score, error=error, questions=questions)
+            yield _set(task, metric, document).model_copy(update={"stated": stated})
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted([*folder.rglob("samples_*.jsonl"), *folder.rglob("results_*.json")])
 
 
-def _is_results(path: Path, head: str) -> bool:
-    # The keys are far apart in a file of megabytes: the head alone does not hold them.
-    if path.suffix != ".json" or '"results"' not in head[:200]:
-        return False
-    try:
-        document = read_object(path)
-    except EvidenceError:
-        return False
-    return all(key in document for key in _RESULT_KEYS)
-
-
-class _Score(NamedTuple):
-    """A score that a results file states: of a task or a group, of so many questions, 0 if the file does not state it."""
-
-    task: str
-    metric: str
-    value: float
-    questions: int
-    line: int
-    grouped: bool
-    choices: int
-    run: str
-
-
-def _scores(path: Path) -> Iterator[_Score]:
+def _scores(path: Path) -> Iterator[TaskScore]:
     """Yield the scores of a results file: those of groups too, and without the standard errors."""
     text = whole_file(path).decode(errors="replace")
     document = json_object(text, str(path))
@@ -178,35 +147,21 @@ def _scores(path: Path) -> Iterator[_Score]:
     for task, scores in (document.get("results") or {}).items():
         for metric, value in scores.items() if isinstance(scores, dict) else ():
             if isinstance(value, (int, float)) and "," in metric and "_stderr," not in metric:
-                of = _questions(task, document.get("n-samples") or {}, members, frozenset())
-                choices = ((document.get("configs") or {}).get(task) or {}).get("doc_to_choice")
-                count = len(choices) if isinstance(choices, list) else 0
-                yield _Score(
-                    task, metric, float(value), of, _line(text, task, metric), task in grouped, count, path.name
-                )
+                line, choices = _line(text, task, metric), at(document, "configs", task, "doc_to_choice")
+                yield TaskScore(
+                    task, metric, float(value), _questions(task, document), grouped=task in grouped, run=path.name,
+                    cites=(Excerpt(first=line, last=line, text=f"{task}: {metric} {value:.4f}"),),
+                    choices=len(choices) if isinstance(choices, list) else 0,
+                )  # fmt: skip
 
 
-def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any], above: frozenset[str]) -> int:
-    """Count the questions of a task, or of all tasks of a group; `above` are the groups that it is in."""
-    count = counts.get(task)
-    if isinstance(count, dict):
-        return effective if isinstance(effective := count.get("effective"), int) else 0
-    inside = members.get(task)
-    if task in above or not isinstance(inside, list):
-        return 0
-    return sum(_questions(member, counts, members, above | {task}) for member in inside if isinstance(member, str))
-
-
-def _beside_guessing(score: _Score) -> TaskScore | None:
-    """Return a share of right answers; not of a task in a group, whose score is of more questions."""
-    base = score.metric.partition(",")[0]
-    if score.grouped or base not in _SHARES or not 0 <= score.value <= 1:
-        return None
-    said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
-    read = base == "exact_match"
-    return TaskScore(
-        score.task, score.value, score.questions, score.task, (said,), choices=score.choices, read=read, run=score.run
-    )
+def _questions(task: str, document: _Json, above: frozenset[str] = frozenset()) -> int:
+    """Count the questions of a task, or of all tasks of a group, 0 if unknown; `above` are the groups that it is in."""
+    if at(document, "n-samples", task):
+        return effective if isinstance(effective := at(document, "n-samples", task, "effective"), int) else 0
+    inside = at(document, "group_subtasks", task)
+    members = inside if isinstance(inside, list) and task not in above else ()
+    return sum(_questions(str(member), document, above | {task}) for member in members)
 
 
 def _line(text: str, *keys: str) -> int:
@@ -234,27 +189,39 @@ def _date(path: Path) -> str:
     return path.stem.rpartition("_")[2]
 
 
-def _task(samples: Path, document: Mapping[str, Any], wanted: str, reading: ReadResults) -> Iterator[ResultSet]:
+def _samples(path: Path, reading: ReadResults) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a file; a line that is none is counted as unread."""
+    for line, text in SourceFile.of(path).lines():
+        try:
+            row, why = json.loads(text), text
+        except (ValueError, RecursionError) as error:
+            row, why = None, f"{error}: {text}"
+        if isinstance(row, dict) and all(key in row for key in _SAMPLE_KEYS):
+            reading.read += 1
+            yield row
+        else:
+            reading.refuse(line, why)
+
+
+def _task(samples: Path, document: _Json, wanted: str, reading: ReadResults) -> Iterator[ResultSet]:
     """Yield the scores of a task, the first one of the first filter first."""
     name = samples.stem.removeprefix("samples_").rpartition("_")[0]
-    answered = [row for _, row in json_rows(SourceFile.of(samples), _SAMPLE_KEYS, reading)]
+    answered = list(_samples(samples, reading))
     for metric, filter_ in _metrics(answered, wanted, samples):
-        stated = (
-            _number(document.get("results", {}).get(name, {}).get(f"{metric},{filter_}"))
-            if metric in (*_MEANS, *_PERPLEXITIES)
-            else None
-        )
+        mean = number(at(document, "results", name, f"{metric},{filter_}")) if metric in _OF_SAMPLES else None
         rows = [row for row in answered if row.get("filter", "none") == filter_]
         yield _set(name, f"{metric},{filter_}", document, rows).model_copy(update={
-            "stated": None if stated is None else StatedScore(value=stated), "items": _items(rows, metric),
+            "stated": None if mean is None else StatedScore(value=mean), "items": tuple(_item(row, metric) for row in rows),
         })  # fmt: skip
 
 
-def _set(name: str, metric: str, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> ResultSet:
+def _set(name: str, metric: str, document: _Json, rows: Sequence[_Json] = ()) -> ResultSet:
     """Return what a results file states of a task, and its samples' requests, for one of its scores; empty if there is no file."""
-    run, config = document.get("config") or {}, (document.get("configs") or {}).get(name) or {}
-    higher = (document.get("higher_is_better") or {}).get(name) or {}
+    run, config = document.get("config") or {}, at(document, "configs", name) or {}
     base = metric.partition(",")[0]
+    higher = at(document, "higher_is_better", name, base)
+    sent = (part for row in rows for request in _requests(row) for part in request if isinstance(part, dict))
+    template = (document["chat_template_sha"] or "none") if "chat_template_sha" in document else None
     return ResultSet(
         tool="lm-eval",
         version=str(document.get("lm_eval_version", "")),
@@ -263,28 +230,21 @@ def _set(name: str, metric: str, document: Mapping[str, Any], rows: Sequence[Map
         asked=Asked.of(
             document.get("model_name") or run.get("model_args"),
             run.get("model_args"),
-            task={
-                **{key: value for key, value in config.items() if key not in _NAMES},
-                "shots": document.get("n-shot", {}).get(name),
-                "template": (document["chat_template_sha"] or "none") if "chat_template_sha" in document else None,
-                "version": document.get("versions", {}).get(name),
+            task={key: value for key, value in config.items() if key not in _NAMES}
+            | {
+                "shots": at(document, "n-shot", name),
+                "template": template,
+                "version": at(document, "versions", name),
                 "system_instruction": document.get("system_instruction"),
             },
             # The task's own, over them those of the command, and over both what was sent.
-            generation={
-                **(config.get("generation_kwargs") or {}),
-                **arguments_of(run.get("gen_kwargs")),
-                **next(
-                    (part for row in rows for request in _requests(row) for part in request if isinstance(part, dict)),
-                    {},
-                ),
-            },
+            generation=(config.get("generation_kwargs") or {}) | arguments_of(run.get("gen_kwargs")) | next(sent, {}),
             limits={"limit": _limit(run["limit"])} if "limit" in run else None,
             served={"engine": run.get("model")},
-            answers=_questions(name, document.get("n-samples") or {}, {}, frozenset()),
+            answers=_questions(name, {"n-samples": document.get("n-samples")}),
         ),
         settings={"git": str(document.get("git_hash") or "")},
-        higher_is_better=higher[base] if isinstance(higher.get(base), bool) else better_if_higher(base),
+        higher_is_better=higher if isinstance(higher, bool) else better_if_higher(base),
     )
 
 
@@ -305,54 +265,42 @@ def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tup
     metric, _, filter_ = wanted.partition(",")
     match = [(name, f) for name, f in scored if name == metric and filter_ in ("", f)]
     if not match:
-        known = [f"{name},{f}" for name, f in scored]
-        raise UsageError(
-            f"{samples} has no score {wanted!r} for each sample.",
-            f"one of {', '.join(known)}" if known else "a file with scores",
-            did_you_mean(wanted, known) or "give another --metric",
-        )
+        raise of_metric(samples, "score", [f"{name},{f}" for name, f in scored], wanted)
     return match[:1]
 
 
-def _score(row: Mapping[str, Any], metric: str) -> float | None:
+def _score(row: _Json, metric: str) -> float | None:
     value = row.get(metric) if metric not in _PERPLEXITIES else None
-    if (
-        isinstance(value, list) and value and all(isinstance(part, bool) for part in value)
-    ):  # such as of each instruction
+    if isinstance(value, list) and value and all(isinstance(part, bool) for part in value):  # as of each instruction
         value = sum(value) / len(value)
-    return _number(value)
+    return number(value)
 
 
-def _of_perplexity(row: Mapping[str, Any], metric: str) -> tuple[float, int] | None:
+def _of_perplexity(row: _Json, metric: str) -> tuple[float, int] | None:
     """Return the log-likelihood of a document, and how many units it is of; None where the metric is no perplexity."""
     value = row.get(metric) if metric in _PERPLEXITIES else None
     pair = value if isinstance(value, list) else [value, 1]
-    total, units = map(_number, pair) if len(pair) == 2 else (None, None)
+    total, units = map(number, pair) if len(pair) == 2 else (None, None)
     return None if total is None or not units or units < 0 else (total, int(units))
 
 
-def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
-    items = []
-    for row in rows:
-        given = _choices(row)
-        if given:  # of a multiple-choice task: the answer is the choice, beside the log-likelihood of each
-            each = ", ".join(f"{choice.letter} {choice.loglikelihood:.2f}" for choice in given)
-            (chosen, *tied), target = _chosen(given, metric), _target(given, row.get("target", ""))
-            answer = f"{chosen.shown} ({each})"
-            parsed = None if tied else chosen.letter
-        else:
-            answer, parsed, target = _first(row["resps"]), _first(row["filtered_resps"]), str(row.get("target", ""))
-        of = _of_perplexity(row, metric)
-        sent = [part for request in _requests(row) for part in request if not isinstance(part, dict)]
-        items.append(ResultItem(
-            loglikelihood=of and of[0], units=of[1] if of else 0,
-            key=str(row["doc_hash"]), question=_question(row), target=target, answer=answer,
-            # The hash that lm-eval writes is of the first request alone.
-            prompt_hash=f"{row['prompt_hash']}{prompt_hash(json.dumps(sent)) if sent else ''}",
-            characters=None if given or of else len(_first(row["resps"])),
-            parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
-        ))  # fmt: skip
-    return tuple(items)
+def _item(row: _Json, metric: str) -> ResultItem:
+    given, target = _choices(row), row.get("target", "")
+    wrote = "" if given else _first(row["resps"])
+    answer, parsed = wrote, None if given else _first(row["filtered_resps"])
+    if given:  # of a multiple-choice task: the answer is the choice, beside the log-likelihood of each
+        (taken, *tied), target = _chosen(given, metric), _target(given, target)
+        answer = f"{taken.shown} ({', '.join(f'{each.letter} {each.loglikelihood:.2f}' for each in given)})"
+        parsed = None if tied else taken.letter
+    of = _of_perplexity(row, metric)
+    sent = [part for request in _requests(row) for part in request if not isinstance(part, dict)]
+    return ResultItem(
+        loglikelihood=of and of[0], units=of[1] if of else 0,
+        key=str(row["doc_hash"]), question=_question(row), target=target, answer=answer,
+        # The hash that lm-eval writes is of the first request alone.
+        prompt_hash=f"{row['prompt_hash']}{prompt_hash(json.dumps(sent)) if sent else ''}",
+        characters=None if given or of else len(wrote), parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
+    )  # fmt: skip
 
 
 def _first(responses: Any) -> str:
@@ -493,19 +441,17 @@ class PrintedTables:
             shown = tuple(row[: len(_COLUMNS)] for row, _ in rows)
             yield FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=shown, note=_NO_SAMPLES)
 
-    def shares(self) -> Iterator[tuple[str, str, float, Excerpt]]:
-        """Yield the shares of right answers: run, task, value and place."""
+    def scores(self) -> Iterator[TaskScore]:
+        """Yield the scores of all runs."""
         for run, (row, quoted) in ((run, each) for run, rows in self.runs.items() for each in rows):
-            task, metric, score = row[0], row[4], float(row[5])
-            if metric in _SHARES and 0 <= score <= 1:
-                yield run, task, score, quoted
+            yield TaskScore(row[0], row[4], float(row[5]), cites=(quoted,), run=run)
 
 
 def table_results(source: SourceFile, wanted: str) -> ReadResults:
     """Read the scores of all runs of the file: a row each, by all columns."""
-    reading, printed = ReadResults(unit="line", notes=[_NO_SAMPLES]), PrintedTables()
-    for number, line in source.lines():
-        reading.read += printed.read(number, line)
+    reading, printed = ReadResults(source, "line", notes=[_NO_SAMPLES]), PrintedTables()
+    for line, text in source.lines():
+        reading.read += printed.read(line, text)
     for run, rows in printed.runs.items():
         named = _NAMED.match(run)
         for task, version, filter_, shots, metric, score, error, arrow in (row for row, _ in rows):

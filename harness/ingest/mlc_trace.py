@@ -1,4 +1,4 @@
-"""Reads an MLC-LLM engine trace: lines -> requests, segments, actions and calls.
+"""The reader of MLC-LLM engine traces: lines -> requests, segments, actions and calls, and the rules that they break.
 
 An instrumented engine prints one line for each function that it calls. The names of the functions are the members of
 ``FunctionTable`` in ``cpp/serve/function_table.h`` of MLC-LLM at 79d603f (July 2026); the actions are those of its engine of spring
@@ -8,17 +8,32 @@ An instrumented engine prints one line for each function that it calls. The name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from assay.harness.ingest.mlc_rules import DECODE, JUMP_FORWARD, PREFILL, Violation, violations
-from assay.harness.ingest.result import Excerpt, FileRead
+from assay.harness.ingest.mlc_rules import DECODE, JUMP_FORWARD, PREFILL, RULES, Violation, violations
+from assay.harness.ingest.result import (
+    MAX_COLUMNS,
+    MAX_TRACKS,
+    NOTHING,
+    POLLED,
+    TENTHS,
+    CitedFinding,
+    Excerpt,
+    Fact,
+    FactTable,
+    FileDocument,
+    FileRead,
+    FormatReader,
+    Timeline,
+    TimelineTrack,
+)
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 
-ID, TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
 ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
 """Letters of the actions, in the order in which a step polls them; the first one that computes something ends the step."""
 ADD, FORK = "kv_cache_add_sequence_func_", "kv_cache_fork_sequence_func_"
@@ -44,8 +59,13 @@ _OTHER_CALLS = (
 _RELOAD = "***Reload engine***"
 _ENGINE, _NOTE, _OUTPUT = "[engine debug] ", "[debug] ", "MLC-LLM Output: "
 _REQUEST_MARK = re.compile(r"# [A-Z]+ REQUEST")
-# Lines quoted of those that no rule knows.
-_SHOWN = 5
+# Lines quoted of those that no rule knows, rows of a table, and violations of one rule that become findings.
+_SHOWN, _ROWS_SHOWN, _VIOLATIONS_SHOWN = 5, 100, 5
+# How a request got its sequence.
+_SEQUENCE = {
+    ADD: "adds a sequence: its prefill runs without a cached prefix",
+    FORK: "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix",
+}
 
 
 class TraceLine(NamedTuple):
@@ -58,6 +78,7 @@ class TraceLine(NamedTuple):
     kind: Literal["mark", "action", "call", ""] = ""
     name: str = ""
     number: int = 0
+    text: str = ""
 
     @property
     def step(self) -> tuple[str, str]:
@@ -65,7 +86,7 @@ class TraceLine(NamedTuple):
         return self.kind, self.name
 
 
-SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
+SegmentKind = Literal["setup", "extend", "mixed", "decode", "idle"]
 """What a segment computes: the phases of the glossary, both in one pass, or nothing."""
 
 
@@ -73,8 +94,16 @@ SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
 class Segment:
     """A repeating part of a request: the actions that the engine polled, the calls that it made and the marks."""
 
-    kind: SegmentKind
     lines: tuple[TraceLine, ...]
+    setup: bool = False
+
+    @cached_property
+    def kind(self) -> SegmentKind:
+        """The phase that it computes, by the functions of the model that it calls."""
+        prefills, decodes = "m" in self.letters, bool({"c", "v"} & set(self.letters))
+        if self.setup:
+            return "setup"
+        return "mixed" if prefills and decodes else "extend" if prefills else "decode" if decodes else "idle"
 
     @cached_property
     def steps(self) -> tuple[tuple[str, str], ...]:
@@ -97,19 +126,49 @@ class Segment:
         return self.lines[-1].number if self.lines else 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Track:
-    """A request, as messages name it; the text that the engine answered, if any, and the first and last line of that text."""
+    """A request, or what stands before the first: all lines up to the addition of the next.
 
-    name: str
-    segments: tuple[Segment, ...]
-    output: str | None = None
+    Attributes:
+        request: its number; 0 for what stands outside of all requests.
+        lines: those that stand alone.
+        answer: the lines of the text that the engine answered, if any.
+        output_at: the first and the last line of that text.
+    """
+
+    request: int
+    lines: list[TraceLine] = field(default_factory=list)
+    answer: list[str] = field(default_factory=list)
     output_at: tuple[int, int] = (0, 0)
+
+    @property
+    def name(self) -> str:
+        """The request, as messages name it."""
+        return f"request {self.request}"
+
+    @property
+    def output(self) -> str | None:
+        """The text that the engine answered; None if there is none."""
+        return "\n".join(self.answer) if self.output_at[0] else None
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """Its repeating parts. It must be complete."""
+        begun: list[list[TraceLine]] = [[]]
+        for line in self.lines:
+            if line.letter == "[":
+                begun.append([])
+            if line.kind:
+                begun[-1].append(line)
+            if line.letter == "]":
+                begun.append([])
+        return tuple(Segment(tuple(lines)) for lines in begun if lines)
 
     @property
     def sequence(self) -> tuple[str, int]:
         """The call by which it got its sequence, and its line; nothing if it got none or several."""
-        got = [(line.name, line.number) for segment in self.segments for line in segment.lines if line.letter == "A"]
+        got = [(line.name, line.number) for line in self.lines if line.letter == "A"]
         return got[0] if len(got) == 1 else ("", 0)
 
     @property
@@ -125,7 +184,7 @@ class StepTrace:
 
     file: FileRead
     tracks: tuple[Track, ...]
-    setup: Segment | None = None
+    setup: Segment
     violations: tuple[Violation, ...] = ()
 
 
@@ -153,35 +212,25 @@ def _line_of(text: str) -> TraceLine | None:
     if (known := _FIXED.get(text)) is not None:
         return known
     if text.startswith(_OUTPUT):
-        return TraceLine("o", name=text.removeprefix(_OUTPUT))
+        return TraceLine("o", name=text.removeprefix(_OUTPUT), text=text)
     return TraceLine("") if text.startswith(_NOTE) or _REQUEST_MARK.fullmatch(text) else None
 
 
-def begins_trace(source: SourceFile) -> bool:
+def _recognises(source: SourceFile) -> bool:
     """Return True if the file begins like an engine trace: with a line of the engine that a rule knows."""
     lines = (_line_of(text.rstrip("\r")) for text in source.head_text.splitlines()[:400])
     return any(line is not None and line.kind and line.letter not in ("[", "]") for line in lines)
 
 
-@dataclass
-class _Part:
-    """The lines from the addition of a request to that of the next; `request` is 0 for what stands outside of all requests."""
-
-    request: int
-    lines: list[TraceLine] = field(default_factory=list)
-    output: list[str] = field(default_factory=list)
-    output_at: tuple[int, int] = (0, 0)
-
-
 def read_steps(source: SourceFile) -> StepTrace:
     """Read the steps of a whole engine trace, one line at a time."""
-    parts, excerpts, unread, number, requests, answering = [_Part(0)], list[Excerpt](), 0, 0, 0, False
+    parts, excerpts, unread, number, answering = [Track(0)], list[Excerpt](), 0, 0, False
     for number, text in source.lines():
         part, line = parts[-1], _line_of(text)
         # The text of an answer goes on over further lines, which only their place tells: a line that follows its beginning, and
         # is blank or printed by neither the engine nor the driver.
         if answering and (not text or (line is None and not text.startswith(_ENGINE))):
-            part.output.append(text)
+            part.answer.append(text)
             part.output_at = (part.output_at[0], number)
             continue
         if line is None:
@@ -190,53 +239,129 @@ def read_steps(source: SourceFile) -> StepTrace:
             continue
         answering = False
         if line.letter == "N":
-            requests += 1
-            parts.append(_Part(requests))
+            parts.append(Track(1 + max(each.request for each in parts)))
         elif line.name == _RELOAD:
-            parts.append(_Part(0))
-        elif line.letter == "o" and part.request and not part.output:
-            part.output, part.output_at, answering = [line.name], (number, number), True
-        parts[-1].lines.append(line._replace(number=number))
+            parts.append(Track(0))
+        elif line.letter == "o" and part.request and not part.answer:
+            part.answer, part.output_at, answering = [line.name], (number, number), True
+        parts[-1].lines.append(line._replace(number=number, text=text))
     outside = tuple(line for part in parts if not part.request for line in part.lines if line.kind)
-    tracks = tuple(
-        Track(
-            f"request {part.request}", tuple(_segments(part.lines)),
-            "\n".join(part.output) if part.output_at[0] else None, part.output_at,
-        )
-        for part in parts if part.request
+    return StepTrace(
+        FileRead.of(source, READER.id, READER.title, number - unread, unread, "line", excerpts, source.encoding_notes()),
+        tuple(part for part in parts if part.request), Segment(outside, setup=True), tuple(_violations(parts, number)),
     )  # fmt: skip
-    file = FileRead.of(source, ID, TITLE, number - unread, unread, "line", excerpts, source.encoding_notes())
-    return StepTrace(file, tracks, Segment("setup", outside) if outside else None, tuple(_violations(parts, number)))
 
 
-def _segments(lines: Iterable[TraceLine]) -> Iterator[Segment]:
-    begun: list[TraceLine] = []
-    for line in lines:
-        if line.letter == "[" and begun:
-            yield _segment(begun)
-            begun = []
-        if line.kind:
-            begun.append(line)
-        if line.letter == "]":
-            yield _segment(begun)
-            begun = []
-    if begun:
-        yield _segment(begun)
-
-
-def _segment(lines: Sequence[TraceLine]) -> Segment:
-    """Make a segment, whose kind follows from the functions of the model that it calls."""
-    called = {line.letter for line in lines}
-    prefills, decodes = "m" in called, bool(called & {"c", "v"})
-    kind: SegmentKind = "mixed" if prefills and decodes else "extend" if prefills else "decode" if decodes else "idle"
-    return Segment(kind, tuple(lines))
-
-
-def _violations(parts: Sequence[_Part], last: int) -> Iterator[Violation]:
+def _violations(parts: Sequence[Track], last: int) -> Iterator[Violation]:
     for number, part in enumerate(parts):
         ruled = [line for line in part.lines if line.letter]
         following = parts[number + 1].lines[0].number if number + 1 < len(parts) else 0
         letters = "".join(line.letter for line in ruled) + ("X" if following else "Z")
         lines = [(line.name, line.number) for line in ruled] + [("", following or last)]
         outside = "no request" if number else "before the first request"
-        yield from violations(letters, lines, f"request {part.request}" if part.request else outside)
+        yield from violations(letters, lines, part.name if part.request else outside)
+
+
+def timeline(trace: StepTrace) -> Timeline:
+    """Draw a lane for each action of a request, with a column for each segment, or for several where there are many."""
+    shown = trace.tracks[:MAX_TRACKS]
+    longest = max((len(track.segments) for track in shown), default=0)
+    lanes = tuple(_lanes(track, max(1, -(-longest // MAX_COLUMNS))) for track in shown)
+    return Timeline(segments=longest, tracks=lanes, left_out=len(trace.tracks) - len(shown))
+
+
+def _lanes(track: Track, per: int) -> TimelineTrack:
+    groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
+    lanes = {name: "".join(_cell(group, name) for group in groups) for name in ACTIONS}
+    got = {ADD: "adds its sequence, ", FORK: "forks its sequence, "}.get(track.sequence[0], "")
+    note = f"{got}{counted(sum(track.tokens), 'token')}"
+    return TimelineTrack(name=track.name, note=note, lanes=lanes)
+
+
+def _cell(group: Sequence[Segment], action: str) -> str:
+    """Return the cell of an action: in how many of some segments it computed something, or that it was polled."""
+    # An action computes something if the model is called before the next one is polled.
+    called = re.compile(rf"{ACTIONS[action]}[^pjdmcv]*[mcv]")
+    computed = sum(len(called.findall(segment.letters)) for segment in group)
+    if computed:
+        return TENTHS[int(min(1.0, computed / len(group)) * len(TENTHS) - 1e-9)]
+    return POLLED if any(ACTIONS[action] in segment.letters for segment in group) else NOTHING
+
+
+def _read(source: SourceFile) -> FileDocument:
+    trace = read_steps(source)
+    texts = {line.number: one_line(line.text) for track in trace.tracks for line in track.lines}
+    return FileDocument(
+        file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_calls(trace),),
+        findings=tuple(_findings(trace, texts)), timeline=timeline(trace),
+    )  # fmt: skip
+
+
+def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFinding]:
+    """Yield a finding of each violation, but of one rule at most `_VIOLATIONS_SHOWN`. `texts` are of lines, by their numbers."""
+    counts, seen = Counter(violation.rule for violation in trace.violations), Counter[str]()
+    for violation in trace.violations:
+        seen[violation.rule] += 1
+        if seen[violation.rule] > _VIOLATIONS_SHOWN:
+            continue
+        total = counts[violation.rule]
+        evidence = [f"line {place:,}{f': {texts[place]}' if place in texts else ''}" for place in violation.places]
+        cites = [(place, texts.get(place, violation.says)) for place in violation.places if place]
+        yield CitedFinding(
+            id=violation.rule, title=RULES[violation.rule], severity="warning", where=violation.where,
+            diagnosis=f"{violation.says[0].upper()}{violation.says[1:]}.", reproduce="",
+            cites=tuple(Excerpt(first=place, last=place, text=text) for place, text in cites),
+            evidence=(*evidence, *((f"{total:,} such places in the trace",) if total > 1 else ())),
+        )  # fmt: skip
+
+
+def _facts(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[Fact]:
+    yield Fact(id="requests", title="Requests", text=counted(len(trace.tracks), "request"))
+    if not trace.violations:
+        yield Fact(id="rules", title="Rules", text="no rule of the engine is broken")
+    for track in trace.tracks[:_ROWS_SHOWN]:
+        # Not the prefill before the first mark.
+        marked = [segment for segment in track.segments if segment.letters.startswith("[")]
+        slug, (first, rest) = track.name.replace(" ", "-"), track.tokens
+        idle = sum(segment.kind == "idle" for segment in marked)
+        steps = sum(segment.kind == "decode" for segment in marked)
+        ends = ", the last one" if idle == 1 and marked[-1].kind == "idle" else ""
+        says = f"{counted(len(marked), 'segment')}: {steps:,} with a decode, {idle:,} idle{ends}"
+        place, last = track.lines[0].number, track.lines[-1].number
+        cite = Excerpt(first=place, last=last, text=texts.get(place, ""))
+        yield Fact(id=f"{slug}-segments", title=f"Segments of {track.name}", text=says, cites=(cite,))
+        says = f"{counted(first + rest, 'token')}: {first:,} from the prefill, {rest:,} from decodes"
+        yield Fact(id=f"{slug}-tokens", title=f"Tokens of {track.name}", text=says)
+        name, place = track.sequence
+        if name:
+            cite = Excerpt(first=place, last=place, text=texts.get(place, ""))
+            says = f"{track.name} {_SEQUENCE[name]}"
+            yield Fact(id=f"{slug}-sequence", title=f"Sequence of {track.name}", text=says, cites=(cite,))
+        if track.output is not None:
+            at, until = track.output_at
+            cite = Excerpt(first=at, last=until, text=texts.get(at, ""))
+            yield Fact(id=f"{slug}-output", title=f"Answer to {track.name}", text=track.output, cites=(cite,))
+
+
+def _calls(trace: StepTrace) -> FactTable:
+    segments = [trace.setup, *(segment for track in trace.tracks for segment in track.segments)]
+    counts = Counter((segment.kind, line.name) for segment in segments for line in segment.lines if line.kind != "mark")
+    kinds = [kind for kind in get_args(SegmentKind) if any(key[0] == kind for key in counts)]
+    totals = Counter[str]()
+    for (_, name), count in counts.items():
+        totals[name] += count
+    names = sorted(totals, key=lambda name: (-totals[name], name))
+    rows = tuple(
+        (name, *(f"{counts[kind, name]:,}" for kind in kinds), f"{totals[name]:,}") for name in names[:_ROWS_SHOWN]
+    )
+    title, columns = "Actions and calls, by what their segment computes", ("name", *kinds, "all")
+    return FactTable(
+        id="calls",
+        title=title,
+        columns=columns,
+        rows=rows,
+        note=f"{len(names) - _ROWS_SHOWN:,} more are not shown" if len(names) > _ROWS_SHOWN else "",
+    )
+
+
+READER = FormatReader("mlc-llm-actions", "MLC-LLM engine trace", _recognises, _read, steps=read_steps)

@@ -6,21 +6,21 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from assay.harness.errors import EvidenceError
+from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.asked import Asked
 from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.judge.answer_lengths import LIMIT
 from assay.harness.reading import whole_file
 from assay.harness.schema import Part
-from assay.harness.text import one_line
+from assay.harness.text import did_you_mean, one_line
+from assay.harness.verdict import serious
 
 # Units that were not understood which are quoted, and rows of a table.
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
@@ -41,50 +41,38 @@ class ResultItem(Part):
 
     key: str = Field(description="of the document within its task: a hash of it, or its id")
     prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
-    turns: tuple[tuple[bool, str], ...] = Field(
-        (),
-        description="hashes of the messages after the first answer: whether it was asked, or is of the model or a tool",
-    )
+    turns: tuple[tuple[bool, str], ...] = Field((), description="whether asked, and hash, of each message after that")
     question: str = Field("", description="what was asked, in one line; empty where the tool does not record it")
     target: str = Field("", description="the expected answer")
     answer: str = Field("", description="the text that the model wrote")
-    parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
-    score: float | None = Field(
-        None, description="1 right, 0 wrong, a share of 1, or what else the tool gives; null where it was not scored"
-    )
+    parsed: str | None = Field(None, description="what the tool took from it; null where it or the answer is blank")
+    score: float | None = Field(None, description="1 right, 0 wrong, or what else the tool gives; null: not scored")
     loglikelihood: float | None = Field(None, description="of a document whose score is a perplexity; null elsewhere")
     units: int = Field(0, description="words, bytes or documents that the perplexity is of")
     tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
-    characters: int | None = Field(
-        None, description="of all that the model wrote; null where it wrote nothing, as of choices"
-    )
-    finish: str = Field(
-        "",
-        description='why the answer ended: "stop", "length" at the token limit, "abort", ...; empty where that is not recorded',
-    )
+    characters: int | None = Field(None, description="of all that the model wrote; null where it chose")
+    finish: str = Field("", description='why the answer ended: "stop", "length", "abort"; empty where not recorded')
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
 
-    @model_validator(mode="before")
+    @field_validator("target", "answer", mode="before")
     @classmethod
-    def _nothing_is_taken_from_nothing(cls, data: Any) -> Any:
-        """Drop what a tool took from a blank answer."""
-        blank = isinstance(data, dict) and "answer" in data and not data["answer"].strip()
-        return data | {"parsed": None} if blank else data
+    def _as_text(cls, value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    @field_validator("score", "tokens", mode="before")
+    @classmethod
+    def _finite(cls, value: Any) -> float | None:
+        return number(value)
 
     @field_validator("parsed")
     @classmethod
-    def _blank_is_none(cls, parsed: str | None) -> str | None:
-        return parsed if parsed and parsed.strip() else None
+    def _nothing_is_taken_from_nothing(cls, parsed: str | None, info: ValidationInfo) -> str | None:
+        return parsed if parsed and parsed.strip() and info.data["answer"].strip() else None
 
     @property
     def scored(self) -> bool:
         """True if it has a score, or a log-likelihood."""
         return self.score is not None or self.loglikelihood is not None
-
-    @property
-    def cut(self) -> bool:
-        """True if the answer ran to the token limit."""
-        return self.finish == LIMIT
 
 
 class StatedScore(Part):
@@ -107,9 +95,7 @@ class ResultSet(Part):
     task: str
     metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
     asked: Asked = Field(default_factory=Asked, description="what was asked, and of what")
-    settings: dict[str, str] = Field(
-        default_factory=dict, description="what else the tool states of the run, for people"
-    )
+    settings: dict[str, str] = Field({}, description="what else the tool states of the run, for people")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     higher_is_better: bool | None = Field(None, description="null where neither the tool nor a name tells")
     stated: StatedScore | None = Field(None, description="what the tool summed up itself")
@@ -158,45 +144,52 @@ class ResultSet(Part):
 
         Failed, skipped and unparsed answers may be right or wrong, so the score of what was asked lies between two.
         """
-        scored, failed = len(self.scores), sum(item.score is None for item in self.items)
-        skipped, unparsed = (
-            max(0, self.asked.answers - len(self.items)),
-            sum(item.parsed is None for item in self.items if item.score == 0),
-        )
-        of = len(self.items) + skipped
-        if self.accuracy is None or not self.scores or not failed + skipped + unparsed:
+        lacking = {
+            "failed": sum(item.score is None for item in self.items),
+            "skipped": max(0, self.asked.answers - len(self.items)),
+            "unparsed": sum(item.parsed is None for item in self.items if item.score == 0),
+        }
+        if not self.scores or not any(lacking.values()):
             return None
-        lacking = {"failed": failed, "skipped": skipped, "unparsed": unparsed}
+        of = len(self.items) + lacking["skipped"]
         named = ", ".join(f"{count:,} of {of:,} {what}" for what, count in lacking.items() if count)
         low, high = sum(self.scores) / of, (sum(self.scores) + self.top * sum(lacking.values())) / of
-        serious = failed or skipped or unparsed > MOST_UNPARSED * of
+        serious = lacking["failed"] or lacking["skipped"] or lacking["unparsed"] > MOST_UNPARSED * of
         return CitedFinding(
             id="score-incomplete", title="Score of fewer answers than were asked for", severity="warning" if serious else "info",
             where=self.name, reproduce="",
-            diagnosis=f"{self.accuracy:.4f} of {scored:,}; {named}: between {low:.4f} and {high:.4f} of {of:,}.",
+            diagnosis=f"{self.accuracy:.4f} of {len(self.scores):,}; {named}: between {low:.4f} and {high:.4f} of {of:,}.",
         )  # fmt: skip
 
 
 @dataclass
 class ReadResults:
-    """The result of a reader on a file, counted unit by unit.
+    """What a reader read of a file, counted unit by unit.
 
     Attributes:
-        sets: one for each task.
+        source: the file.
         unit: what is counted.
         read: units that were understood.
         unread: the others, with what is wrong with each: `refuse` fills them.
         notes: what a person must know to trust the numbers.
         findings: what is wrong by itself.
+        run: which of its runs is compared.
     """
 
-    sets: list[ResultSet] = field(default_factory=list)
+    source: SourceFile
     unit: str = "record"
+    sets: list[ResultSet] = field(default_factory=list)
     read: int = 0
     unread: int = 0
     excerpts: list[Excerpt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     findings: list[CitedFinding] = field(default_factory=list)
+    run: str = ""
+
+    @property
+    def scores(self) -> dict[str, ResultSet]:
+        """Its scores, by task and metric."""
+        return {result_set.name: result_set for result_set in self.sets}
 
     def refuse(self, number: int, text: str) -> None:
         """Count a unit that was not understood. `number` is its line, or its place from 1."""
@@ -204,9 +197,18 @@ class ReadResults:
         if len(self.excerpts) < _MOST_EXCERPTS:
             self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
 
-    def file(self, source: SourceFile, id: str, title: str) -> FileRead:
+    def file(self, format: str, title: str) -> FileRead:
         """Describe how much of the file was understood, under this id and title of a format."""
-        return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
+        return FileRead.of(self.source, format, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
+
+    def compared(self, reader: FormatReader) -> FileRead:
+        """Describe the file as one side of a comparison: by the tool and the model, and of how many answers a score is."""
+        about = next((f"{of.tool} {of.version} {of.model}".split() for of in self.sets), [reader.title])
+        file = self.file(reader.id, " ".join(about))
+        fewer = [
+            f"{made.where}: {made.diagnosis}" for made in serious(filter(None, map(ResultSet.incomplete, self.sets)))
+        ]
+        return file.model_copy(update={"notes": (*file.notes, *fewer)})
 
 
 def perplexity(loglikelihood: float, units: float) -> float:
@@ -221,12 +223,29 @@ def better_if_higher(*names: str) -> bool | None:
     return None if higher == lower else higher
 
 
+def number(value: object) -> float | None:
+    """Return a finite number; None for anything else, such as "N/A"."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def at(document: Any, *keys: str) -> Any:
+    """Return what JSON has under some keys; None where one of them is missing."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def of_metric(path: Path, what: str, known: Sequence[str], wanted: str) -> UsageError:
+    """Make the error that --metric names none of the scores that a file has."""
+    return UsageError(
+        f"{path} has no {what} {wanted!r}.",
+        f"one of {', '.join(known)}" if known else "a file with scores of its samples",
+        did_you_mean(wanted, known) or "give another --metric",
+    )
+
+
 def json_object(data: bytes | str, where: str) -> dict[str, Any]:
     """Parse an object. NaN is admitted, which some tools write.
-
-    Args:
-        data: the text.
-        where: its file, for the error.
 
     Raises:
         EvidenceError: it is damaged, or no object.
@@ -260,21 +279,6 @@ def cached(where: str, which: str) -> CitedFinding:
     return warning("answers-cached", "Answers from a cache", where, says)
 
 
-def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a file with one a line, with their lines; what is no object with these keys is counted as unread."""
-    for number, text in source.lines():
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            reading.refuse(number, f"{error}: {text}")
-            continue
-        if not isinstance(row, dict) or not all(key in row for key in keys):
-            reading.refuse(number, text)
-            continue
-        reading.read += 1
-        yield number, row
-
-
 def results_reader(
     id: str,
     title: str,
@@ -287,16 +291,12 @@ def results_reader(
 
     def read(source: SourceFile) -> FileDocument:
         reading = results(source, "")
-        answered = [results for results in reading.sets if results.items]
+        answered = [each for each in reading.sets if each.items]
         document = FileDocument(
-            file=reading.file(source, id, title),
-            facts=tuple(
-                fact
-                for result_set in {each.task: each for each in reading.sets}.values()
-                for fact in _facts(result_set)
-            ),
+            file=reading.file(id, title),
+            facts=tuple(fact for each in {each.task: each for each in reading.sets}.values() for fact in _facts(each)),
             tables=(_table(answered),) if answered else (),
-            findings=(*reading.findings, *filter(None, (results.incomplete() for results in answered))),
+            findings=(*reading.findings, *filter(None, (each.incomplete() for each in answered))),
         )
         return extend(source, document)
 
@@ -315,15 +315,12 @@ def _facts(result_set: ResultSet) -> list[Fact]:
 def _table(sets: list[ResultSet]) -> FactTable:
     rows = [
         (
-            results.task,
-            results.metric,
-            f"{sum(item.scored for item in results.items):,}",
-            "" if results.accuracy is None else f"{results.accuracy:.4f}",
-            "" if results.asked.shots is None else str(results.asked.shots),
-            f"{sum(item.parsed is None for item in results.items):,}",
+            each.task, each.metric, f"{sum(item.scored for item in each.items):,}",
+            "" if each.accuracy is None else f"{each.accuracy:.4f}", "" if each.asked.shots is None else str(each.asked.shots),
+            f"{sum(item.parsed is None for item in each.items):,}",
         )
-        for results in sets[:_ROWS_SHOWN]
-    ]
+        for each in sets[:_ROWS_SHOWN]
+    ]  # fmt: skip
     columns = ("task", "metric", "scored", "mean score", "shots", "unparsed")
     note = f"The first {_ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > _ROWS_SHOWN else ""
     return FactTable(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)

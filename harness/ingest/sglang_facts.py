@@ -6,30 +6,19 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeVar
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest.lm_eval import PrintedTables
 from assay.harness.ingest.result import CitedLines
 from assay.harness.tracebacks import Traceback
 
-_T = TypeVar("_T")
-KEPT = 10_000
-"""Entries that a list of facts keeps: a log of any length takes bounded memory."""
+# Kinds of notices that are kept: a log of any length has few, unless each has a text of its own.
+_KEPT = 10_000
 _THROUGHPUT = re.compile(r"gen throughput \(token/s\): ([\d.]+)(?=,|$)")
 # Sequences in a batch, or answers with none between them, that make a wave.
 _WAVE = 4
 # SGLang's default of ``decode_log_interval``.
 _INTERVAL = 40
-
-
-class _Kept(list[_T]):
-    """A list that takes at most `KEPT` entries."""
-
-    def append(self, item: _T, /) -> None:
-        """Add an entry, unless the list is full."""
-        if len(self) < KEPT:
-            super().append(item)
 
 
 @dataclass
@@ -65,7 +54,7 @@ class Server:
     throughput: float = 0.0
     answered: CitedLines = field(default_factory=CitedLines)
     refused: CitedLines = field(default_factory=CitedLines)
-    bursts: _Kept[tuple[CitedLines, int]] = field(default_factory=_Kept)
+    bursts: list[tuple[CitedLines, int]] = field(default_factory=list)
     facts: dict[str, tuple[str, CitedLines]] = field(default_factory=dict)
     _wave: int = 0
     _burst: CitedLines = field(default_factory=CitedLines)
@@ -116,7 +105,7 @@ class Server:
 
 @dataclass
 class Test:
-    """A test: outcome in lower case (empty while unknown), first and last time in the log, seconds by pytest's own table."""
+    """A test: outcome in lower case (empty while unknown), first and last time in the log."""
 
     id: str
     line: int
@@ -124,7 +113,6 @@ class Test:
     outcome_line: int = 0
     began: str = ""
     ended: str = ""
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,8 +121,7 @@ class LogMetric:
 
     name: str
     value: float
-    line: int
-    text: str
+    at: CitedLines
     test: int
 
 
@@ -143,15 +130,11 @@ class Log:
     """All that was read of one log.
 
     Attributes:
-        kinds: pieces of lines by their kind.
         ids: index of a test by its id.
         groups: scores by group, from one line, and the test.
         bars: how far a progress bar came and in which line, by test, label and total.
         blocks: tables of benchmarks: the title, and of each row name, value and line.
         notices: lines that may matter, by kind and text.
-        calls: logged calls of kernels, by function.
-        nan_from: results with NaN of calls whose inputs had none, by function.
-        loose_outcomes: outcomes that could not be given to one test, since several were open.
         of_vllm: pieces of lines that vLLM logged.
         printed: tables of scores that lm-eval printed.
         disordered: times that are earlier than the one before, by more than two seconds.
@@ -159,22 +142,18 @@ class Log:
 
     lines: int = 0
     read: int = 0
-    unread: _Kept[CitedLines] = field(default_factory=_Kept)
-    kinds: Counter[str] = field(default_factory=Counter)
+    unread: list[CitedLines] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
-    tests: _Kept[Test] = field(default_factory=_Kept)
-    servers: _Kept[Server] = field(default_factory=_Kept)
-    metrics: _Kept[LogMetric] = field(default_factory=_Kept)
-    groups: _Kept[tuple[dict[str, float], CitedLines, int]] = field(default_factory=_Kept)
-    traces: _Kept[tuple[Traceback, int]] = field(default_factory=_Kept)
+    tests: list[Test] = field(default_factory=list)
+    servers: list[Server] = field(default_factory=list)
+    metrics: list[LogMetric] = field(default_factory=list)
+    groups: list[tuple[dict[str, float], CitedLines, int]] = field(default_factory=list)
+    traces: list[tuple[Traceback, int]] = field(default_factory=list)
     bars: dict[tuple[int, str, int], tuple[int, int]] = field(default_factory=dict)
-    blocks: _Kept[tuple[str, list[tuple[str, str, int]]]] = field(default_factory=_Kept)
-    commands: _Kept[CitedLines] = field(default_factory=_Kept)
+    blocks: list[tuple[str, list[tuple[str, str, int]]]] = field(default_factory=list)
+    commands: list[CitedLines] = field(default_factory=list)
     notices: dict[tuple[str, str], CitedLines] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)
-    nan_from: dict[str, CitedLines] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
-    loose_outcomes: CitedLines = field(default_factory=CitedLines)
     summary: tuple[str, int] = ("", 0)
     disordered: CitedLines = field(default_factory=CitedLines)
     of_vllm: int = 0
@@ -183,10 +162,18 @@ class Log:
     ended: str = ""
     answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))
 
+    def name_of(self, test: int, outside: str = "the log") -> str:
+        """Return the name of a test by its index; -1 is outside of all tests."""
+        return self.tests[test].id.rpartition("::")[2] if test >= 0 else outside
+
+    def failed(self, test: int) -> bool:
+        """Return True if a test failed."""
+        return test >= 0 and self.tests[test].outcome in ("failed", "error")
+
     def note(self, kind: str, number: int, text: str) -> None:
-        """Count a line that may matter; nothing if `kind` is empty."""
+        """Count a line that may matter."""
         key = (kind, text[:200])
-        if kind and (key in self.notices or len(self.notices) < KEPT):
+        if key in self.notices or len(self.notices) < _KEPT:
             self.notices.setdefault(key, CitedLines()).see(number, text)
 
 

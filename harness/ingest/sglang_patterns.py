@@ -14,12 +14,41 @@ from functools import lru_cache
 
 from assay.harness.tracebacks import CHAINED
 
-_GB = r"-?[\d.]+ GB"
 NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+_GB = r"-?[\d.]+ GB"
+_GRAPH = r"Capture (?:\w+ )*(?:cuda|cpu|CUDA|CPU) graph"
 # How a line of SGLang begins that reports an option it chose by itself.
 _CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|Set(?:ting)?|Enabl(?:e|ed|ing)|Resolved)"
 # Further figures of a batch: ", token usage: 0.00, #running-req: 0, #queue-req: 0, "
 _TAIL = r"(?:, [#\w][\w #()/.-]*: [^\s,:\[\]]+)*(?:, ?)?"
+
+# Beginnings of lines that state nothing that is reported: of those that SGLang and uvicorn log, and of those that are printed.
+_LOGGED = """
+Init torch distributed |Init parallel |sglang is using nccl==|NCCL version|Custom allreduce|Setup Custom allreduce|
+Using pynccl|init_threads_binding|init_cpu_threads_env|MOE_RUNNER_BACKEND is not initialized|
+Ignore import error when loading |Load weight begin.|Found local HF snapshot for |Using model weights format|
+No model.safetensors.index.json found |Using KV cache dtype: |Memory pool end.|Memory baseline taken.|
+Attention backend not specified|Attention backend not explicitly specified|Init Unified Radix Cache|Tree cache initialized|
+Using Radix|Using Chunk|Using SWA|Engine startup timings (s): |Fail to set RLIMIT_|Reranker yes/no token IDs:|
+SGLANG_CPU_OMP_THREADS_BIND is set |Cannot detect CUDA architecture.|Using default chat sampling params |
+Using fallback token IDs for|OpenAI Responses API (/v1/responses) disabled: |The server is fired up and ready to roll!|
+Cache flushed |Cache not flushed |Profiling|Profiler |Stop profiling|SIGTERM received.|SIGINT received.|SIGQUIT received.|
+Gracefully exiting...|kill_process_tree called:|INFO:     Started server process|INFO:     Finished server process|
+INFO:     Shutting down|INFO:     Waiting for|INFO:     Application |INFO:     Uvicorn running on |Receive: obj=|Finish: obj=
+"""
+_PRINTED = """
+[Gloo] Rank |nanobind: | - leaked | - ... skipped remainder|See https://nanobind|Autotune Choices Stats:|AUTOTUNE |strides: [|
+dtypes:|{"num_choices": |#Input tokens: |#Output tokens: |Warmup...|Benchmark...|Starting warmup|
+Starting initial single prompt test run|Starting main benchmark run|Writing report to |Writing results to |[CI Test Method] |
+platform |hypothesis profile '|cachedir: |rootdir:|configfile: |plugins: |testpaths: |asyncio: |
+-- Docs: https://docs.pytest.org/|collecting |collected |Ran |OK (
+"""
+
+
+def _beginning(beginnings: str) -> str:
+    names = beginnings.replace("\n", "").split("|")
+    return f"(?:{'|'.join(map(re.escape, names))}).*"
+
 
 _RECORDS = (
     # What a server does; "Prefill batch." and "Prefill batch [12]" are older forms.
@@ -32,44 +61,18 @@ _RECORDS = (
     ("request",
      r'INFO: +[\w.:-]+ - "(?:(POST /(?:v1/chat/completions|v1/completions|generate))|[A-Z]+ \S+?)(?:\?\S*)? HTTP/[\d.]+" (\d{3})'
      r"(?: [A-Za-z -]+)?"),
-    ("kernel-begins", r"SGLang Kernel API Call: (.*)"),
-    ("kernel-exception", r"SGLang Kernel API Exception: .*"),
     # Start: model, memory, graphs.
-    ("chat-template", r"Using default HuggingFace chat template with detected content format: \w+"),
-    ("chat-template", r"(?:Detected|Inferred|Auto-detected|Use|Using|Loading|No) .*chat template.*"),
-    ("distributed", rf"Init (?:torch distributed|parallel) (?:begin|ends)\.(?: elapsed=[\d.]+ s)?,?(?: ?mem usage={_GB})?\.?"),
-    ("distributed", r"(?:sglang is using nccl==|NCCL version|Custom allreduce|Setup Custom allreduce|Using pynccl).*"),
-    ("distributed", r"init_(?:threads_binding|cpu_threads_env)\b.*"),
-    ("moe-backend", r"MOE_RUNNER_BACKEND is not initialized, the backend will be automatically selected"),
-    ("model-not-importable", r"Ignore import error when loading [\w.]+: .*|Ignore import error when loading [\w.]+:"),
-    ("weights-begin", rf"Load weight begin\. avail mem={_GB}"),
-    ("weights-found", r"(?:Found local HF snapshot for|Using model weights format|No model\.safetensors\.index\.json found) .*"),
     ("weights-end", rf"Load weight end\. (?:elapsed=[\d.]+ s, )?type=\w+, (?:\w+=[\w.]+, )*avail mem={_GB}(?:, mem.*)?"),
-    ("kv-dtype", r"Using KV cache dtype: [\w.]+"),
     ("kv-cache", rf"KV Cache is allocated\. (?:dtype: [\w.]+, )?#tokens: \d+, K(?:V)? size: {_GB}(?:, V size: {_GB})?\.?"),
-    ("memory-baseline", rf"Memory (?:baseline taken|pool end)\.(?: (?:avail mem|mem usage)={_GB})?"),
-    ("backend-ready", r"\w[\w -]* backend initialized\. [\w=, .-]+"),
-    ("backend-choice", r"(?:Attention backend not (?:explicitly )?specified|Use \w+ backend|Using \w+ (?:as )?attention).*"),
-    ("graph-begin", rf"Capture (?:\w+ )*(?:cuda|cpu|CUDA|CPU) graph begin\. .*avail mem={_GB}"),
-    ("graph-sizes", r"Capture (?:\w+ )*(?:cuda|cpu|CUDA|CPU) graph (?:bs|num tokens) \[[\d, ]*\]"),
-    ("graph-end", rf"Capture (?:\w+ )*(?:cuda|cpu|CUDA|CPU) graph end\. \w[\w ]*[:=] ?[\d.]+ s[.,]? ?(?:\w[\w ]*={_GB}[.,]? ?)*"),
-    ("feature-off", r"(?:Disabl(?:e|ed|ing) \w.*|[\w ]+ (?:is|are) disabled\b.*)"),
+    ("graph-sizes", rf"{_GRAPH} (?:bs|num tokens) \[[\d, ]*\]"),
+    ("graph-end", rf"{_GRAPH} end\. \w[\w ]*[:=] ?[\d.]+ s[.,]? ?(?:\w[\w ]*={_GB}[.,]? ?)*"),
     ("sizes", rf"max_total_num_tokens=\d+, chunked_prefill_size=-?\w+, (?:[a-z_]+=[^,]+, )*available_[a-z]+_mem={_GB}"),
-    ("radix-cache", r"(?:Init Unified Radix Cache|Tree cache initialized|Using (?:Radix|Chunk|SWA)\w*Cache).*"),
-    ("timings", r"Engine startup timings \(s\): .*"),
-    ("process-limits", r"Fail to set RLIMIT_\w+: .*|SGLANG_CPU_OMP_THREADS_BIND is set .*|Cannot detect CUDA architecture\."),
-    ("sampling-defaults", r"Using default chat sampling params from model generation config: \{.*\}"),
-    ("reranker-ids", r"Reranker yes/no token IDs: yes=\d+, no=\d+|Using fallback token IDs for yes/no \(\d+/\d+\)"),
-    ("api-off", r"OpenAI Responses API \(/v1/responses\) disabled: .*"),
-    ("ready", r"The server is fired up and ready to roll!"),
-    ("cache-flushed", r"Cache flushed successfully!|Cache not flushed because .*"),
-    ("profiler", r"Profil(?:ing|er) (?:starts|done|stops|started|stopped)\b.*|Stop profiling\.*"),
-    ("uvicorn", r"INFO: +(?:(?:Started|Finished) server process \[\d+\]|Shutting down)"),
-    ("uvicorn", r"INFO: +(?:Waiting for a|A)pplication (?:startup|shutdown)(?: complete)?\."),
-    ("uvicorn", r"INFO: +(?:Uvicorn running on \S+|Waiting for [\w ]+\.) \((?:Press )?CTRL\+C to (?:force )?quit\)"),
-    ("end", r"Subprocess \w+ \(pid=\d+\) crashed with exit code -15\..*"),  # the signal with which a server is ended
-    ("end", r"(?:SIGTERM|SIGINT|SIGQUIT) received\. .*|Gracefully exiting\.\.\. .*|kill_process_tree called: .*"),
-    ("empty-record", r""),
+    # What states nothing that is reported.
+    ("quiet", _beginning(_LOGGED)),
+    ("quiet", r"(?:Detected|Inferred|Auto-detected|Use|Using|Loading|No) .*chat template.*|\w[\w -]* backend initialized\. .*"),
+    ("quiet", rf"(?:Use \w+ backend|Using \w+ (?:as )?attention|{_GRAPH} begin\.).*"),
+    ("quiet", r"(?:Disabl(?:e|ed|ing) \w.*|[\w ]+ (?:is|are) disabled\b.*)"),
+    ("quiet", r"Subprocess \w+ \(pid=\d+\) crashed with exit code -15\..*|"),  # the signal with which a server is ended
     # What matters.
     ("kernel-not-loaded", r"(?:Failed to|Could not|Unable to) (?:load|import|initialize|compile) .*"),
     ("offline-retry", r"WARNING _http\.py:\d+: Retrying in [\d.]+s \[Retry \d+/\d+\]\."),
@@ -81,54 +84,33 @@ _RECORDS = (
     ("crash", r"(?:Engine core|Worker) proc \S+ died unexpectedly, .*"),
     ("crash", r"(?:AsyncLLM output_handler|Engine background task) failed\b.*"),
     ("retract", r"(?:KV cache pool is full|Decode out of memory happened)\. Retract requests\. .*"),
-    ("deprecated", r"(?:\x1b\[[\d;]*m)?.*(?:is|are|been) deprecated\b.*(?:\x1b\[[\d;]*m)?"),
+    ("quiet", r"(?:\x1b\[[\d;]*m)?.*(?:is|are|been) deprecated\b.*(?:\x1b\[[\d;]*m)?"),
     ("fallback", r"(?i:.*\b(?:fall(?:s|ing)? ?back|fell back|roll(?:s|ing)? back|fallback)\b.*)"),
     ("option-chosen", rf"{_CHOICE} \w.*"),
-    ("loading", r"(?:Loading|Loaded|Downloading|Start(?:ing)? load(?:ing)?) \w.*"),
-    ("request-dump", r"(?:Receive|Finish): obj=.*"),
-    ("levelled-record", r"(?:WARNING|ERROR|CRITICAL):? +(?:[\w.]+\.py:\d+:|[\w.]+:) .*"),
+    ("quiet", r"(?:Loading|Loaded|Downloading|Start(?:ing)? load(?:ing)?) \w.*|(?:Receive|Finish): obj=.*"),
+    ("warning", r"(?:WARNING|ERROR|CRITICAL):? +(?:[\w.]+\.py:\d+:|[\w.]+:) .*"),
 )  # fmt: skip
 _BARE = (
     ("crash", r"Fatal Python error: .*|(?:Killed|Aborted|Segmentation fault)(?: +\(core dumped\))?"),
-    # A server, without a time.
-    ("distributed", r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"),
     ("offline-retry", r"'?\(?MaxRetryError\(.*thrown while requesting (?:HEAD|GET) \S+"),
     ("offline-retry", r"Retrying in [\d.]+s \[Retry \d+/\d+\]\."),
-    ("profiler", r"USDT:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:\d+\] \w+"),
-    ("leaks", r"nanobind: (?:leaked \d+ \w+!|this is likely caused by .*)| - leaked \w+ .*| - \.\.\. skipped remainder|See https://nanobind\S+"),
-    ("kernel-call", r"={80}"),
-    # Autotuning by Inductor.
-    ("autotune", r"Autotune Choices Stats:|AUTOTUNE \w+\(.*\)|strides: \[.*\]|dtypes: [\w., ]+"),
-    ("autotune", r'\{"num_choices": \d+, .*\}'),
-    ("autotune", r"  [\w.]+ (?:[\d.]+|inf) ms [\d.]+% ?.*"),
-    ("autotune", r"\w+ AUTOTUNE benchmarking takes [\d.]+ seconds and [\d.]+ seconds precompiling for \d+ choices"),
-    # Benchmarks and evaluations of SGLang.
-    ("tokens", r"#(?:Input|Output) tokens: \d+"),
-    ("bench-phase", r"(?:Warmup|Benchmark)\.\.\.|Starting (?:warmup|initial single prompt test run|main benchmark run).*"),
+    # ChatCompletionSampler initialized with self.system_message=None self.temperature=0.0 self.max_tokens=2048 ...
     ("sampler", r"ChatCompletionSampler initialized with self\.system_message=.*"),
-    ("results-file", r"Writing (?:report|results) to \S+"),
-    # pytest and unittest.
-    ("test-method", r"\[CI Test Method\] [\w.]+"),
-    ("pytest-header", r"platform \w+ -- Python \d\S*, pytest-\S+, pluggy-\S+(?: -- \S+)?"),
-    ("pytest-header", r"hypothesis profile '[\w-]+'.*"),
-    ("pytest-header", r"(?:cachedir|rootdir|configfile|plugins|testpaths|asyncio): \S.*"),
-    ("pytest-header", r"collect(?:ing|ed) (?:\.\.\. ?)?(?:collected )?(?:\d+ items?)?(?: / .*)?"),
-    ("unittest", r"Ran \d+ tests? in [\d.]+s|OK(?: \(.*\))?|-{70}|={70}"),
-    ("pytest-docs", r"-- Docs: https://docs\.pytest\.org/\S+"),
-    ("pytest-reruns", r"!+ .* !+"),
-    ("response", r"(?:[A-Z]\w* )?(?:[Rr]esponse|[Oo]utput)(?: \d+)?: .*"),
-    ("traceback", CHAINED.pattern),
-    ("blank", r""),
+    ("quiet", _beginning(_PRINTED)),
+    # Autotuning by Inductor; answers; rules and ends of pytest and unittest.
+    ("quiet", r"  [\w.]+ (?:[\d.]+|inf) ms [\d.]+% ?.*|\w+ AUTOTUNE benchmarking takes .*|USDT:[\d: -]+ \w+\.cpp:\d+\] \w+"),
+    ("quiet", r"(?:[A-Z]\w* )?(?:[Rr]esponse|[Oo]utput)(?: \d+)?: .*"),
+    ("quiet", rf"!+ .* !+|OK|-{{70}}|={{70}}|{CHAINED.pattern}|"),
 )  # fmt: skip
 _STATED = (
     # FAILED                                                                    [ 75%]
     ("outcome", r"(?P<outcome>PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|RERUN)(?: \(.*\))?(?: +\[ *\d+%\])?"),
     # test_mmlu (__main__.TestX) ... FAIL
-    ("unittest-outcome", r"(?P<id>\w+ \([\w.]+\)) \.\.\. (?P<outcome>ok|FAIL|ERROR|skipped .*|expected failure)?"),
+    ("outcome", r"(?P<id>\w+ \([\w.]+\)) \.\.\. (?P<outcome>ok|FAIL|ERROR|skipped .*|expected failure)?"),
     # command=python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct
     ("command", r"(?:command=|\+ |\$ )(\S.*)"),
     # [METRIC] mmlu_score=0.125 labels={"model": "meta-llama/Llama-3.1-8B-Instruct", "eval": "mmlu"}
-    ("metric", rf"\[METRIC\] ([\w./-]+)=({NUMBER}|nan|inf)(?: labels=\{{.*\}})?"),
+    ("number", rf"\[METRIC\] ([\w./-]+)=({NUMBER}|nan|inf)(?: labels=\{{.*\}})?"),
     # Total latency: 64.467 s
     ("number", r"(Total latency|Score|Accuracy|Invalid|Latency|Output throughput|acc_length|speed): "
                rf"({NUMBER})(?: ?(?:s|token/s|%))?"),
@@ -140,51 +122,40 @@ _STATED = (
 # Lines with which blocks of several lines begin or end.
 _HEADINGS = (
     # =========================== short test summary info ============================
-    ("pytest-section",
+    ("section",
      r"={3,} (test session starts|warnings summary|(?:short|rerun) test summary info|FAILURES|ERRORS|PASSES|slowest .*) ={3,}"),
     # ==================== 1 failed, 3 passed, 1 warning in 319.15s (0:05:19) ====================
-    ("pytest-summary",
+    ("counts",
      r"(?:={3,} )?((?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s"
      r"(?: \([\d:]+\))?|no tests ran in [\d.]+s)(?: ={3,})?"),
     # ====== Offline Throughput Benchmark Result =======
-    ("table-title", r"=+ *((?:\w[\w ]{0,80})?Result) *=+"),
+    ("title", r"=+ *((?:\w[\w ]{0,80})?Result) *=+"),
 )  # fmt: skip
 # Lines of a section of pytest's output, by the titles of `_HEADINGS`, and of a benchmark's table.
 _FAILURES = (
     # __________________________________ test_mmlu ___________________________________
-    ("failed-test", r"_{3,} (?:ERROR at (?:setup|teardown) of )?([^_ ].*?) _{3,}"),
+    ("failed", r"_{3,} (?:ERROR at (?:setup|teardown) of )?([^_ ].*?) _{3,}"),
     # E       assert 0.125 >= 0.6
     ("raised", r"E {3,}(\S.*)"),
     # test_eval.py:3: AssertionError
-    ("raised-at", r"(?P<file>[\w./<>-]+):(?P<line>\d+): (?P<kind>[A-Za-z_]\w*)"),
+    ("place", r"(?P<file>[\w./<>-]+):(?P<line>\d+): (?P<kind>[A-Za-z_]\w*)"),
     # >       assert score >= 0.6
-    (
-        "pytest-detail",
-        r"_{3,} .+ _{3,}|(?:_ )+_?|[\w./<>-]+:\d+: (?:in \S+|\w*)|E {3,}.*|E|> {3,}.*|-{3,} Captured .* -{3,}|\w+ += .*",
-    ),
-)
+    ("quiet", r"_{3,} .+ _{3,}|(?:_ )+_?|[\w./<>-]+:\d+: (?:in \S+|\w*)|E {3,}.*|E|> {3,}.*|-{3,} Captured .* -{3,}|\w+ += .*"),
+)  # fmt: skip
 _SUMMARY = (
     # FAILED test_eval.py::test_mmlu - assert 0.125 >= 0.6
-    ("summary-line",
+    ("summary",
      r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)"
      r"(?: - (?P<why>.*)|:? .*)?"),
 )  # fmt: skip
-_DURATIONS = (
-    # 99.12s call     test/test_x.py::TestX::test_mmlu
-    (
-        "duration",
-        r"(?P<seconds>[\d.]+)s (?P<phase>call|setup|teardown) +(?P<id>\S+)|\(\d+ durations < [\d.]+s hidden\..*\)",
-    ),
-)
-_WARNINGS = (
-    # test_eval.py::test_mmlu
-    ("pytest-detail", r"\S+\.py:\d+|\S+::\S+|\S+\.py: \d+ warnings?|  \S.*|    .*|  "),
-)
+_DURATIONS = (("quiet", r"[\d.]+s (?:call|setup|teardown) +\S+|\(\d+ durations < [\d.]+s hidden\..*\)"),)
+# test_eval.py::test_mmlu
+_WARNINGS = (("quiet", r"\S+\.py:\d+|\S+::\S+|\S+\.py: \d+ warnings?|  \S.*|    .*|  "),)
 _ROWS = (
     # Output token throughput (tok/s):         96.49
-    ("table-row", r"([A-Z][\w (),/.%#-]*): +(\S+)\s*"),
-    ("table", r"-{4}[\w ()-]*-{4}"),
-    ("table-end", r"=+"),
+    ("row", r"([A-Z][\w (),/.%#-]*): +(\S+)\s*"),
+    ("quiet", r"-{4}[\w ()-]*-{4}"),
+    ("rows_end", r"=+"),
 )
 _FIRST_WORD = re.compile(r"[A-Za-z_#'\[][\w#'./]*(?: |$)")
 
@@ -218,11 +189,6 @@ SECTIONS = {
     "table": LineTable(_ROWS),
 }  # fmt: skip
 """Lines of a block, by its title."""
-COUNTED_AS = {"unittest-outcome": "outcome", "kernel-begins": "kernel-call", "kernel-exception": "kernel-call"} | {
-    **dict.fromkeys(("failed-test", "raised", "raised-at", "summary-line", "duration"), "pytest-detail"),
-    **dict.fromkeys(("table-title", "table-row", "table-end"), "table"),
-}
-"""Kinds that are counted as another one."""
 
 ACCURACY_WARNED = re.compile(
     r"(?i:\b(?:may|might|can|could|will) .{0,40}\b(?:less accurate|accuracy (?:drop|issue|loss|degrad))"

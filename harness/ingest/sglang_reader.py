@@ -1,22 +1,21 @@
 """Reads a log line by line: the kind of each piece of a line, and what it states.
 
 Most lines are known by their form alone (`assay.harness.ingest.sglang_patterns`). Some stand in a block: a traceback, a warning of
-Python, a section of pytest, a table of a benchmark, a call of a kernel. Where a line of a block has a form, too, the block survives
-lines of other writers in between.
+Python, a section of pytest, a table of a benchmark. Where a line of a block has a form, too, the block survives lines of other
+writers in between.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 
 from assay.harness.ingest.result import CitedLines
-from assay.harness.ingest.sglang_facts import KEPT, Log, LogMetric, Server, Test, parse_arguments
+from assay.harness.ingest.sglang_facts import Log, LogMetric, Server, Test, parse_arguments
 from assay.harness.ingest.sglang_patterns import (
     ACCURACY_WARNED,
     BARE,
-    COUNTED_AS,
     ENDED_BY_ANOTHER,
     HEADINGS,
     NUMBER,
@@ -34,7 +33,6 @@ _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)
 # server_args=ServerArgs(model_path='meta-llama/Llama-3.1-8B-Instruct', attention_backend='triton', ...
 _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
 _SCORE = re.compile(rf"'([^']{{1,80}})': (?:np\.\w+\()?({NUMBER}|nan)")
-# ChatCompletionSampler initialized with self.system_message=None self.temperature=0.0 self.max_tokens=2048 ...
 _LIMIT = re.compile(r"self\.max_tokens=(\d+)(?: |$)")
 # Facts of a server's start, by the kind of line that states them.
 _START_UP = {
@@ -44,10 +42,8 @@ _START_UP = {
     "graph-end": (("graph seconds", r"elapsed[:=] ?([\d.]+) s"), ("graph memory", r"mem usage=([\d.]+ GB)")),
     "sizes": (("free memory", r"available_\w+_mem=([\d.]+ GB)"),),
 }
-# Kinds of lines that may matter, and what they are noted as.
-_NOTED = {kind: kind for kind in ("kernel-not-loaded", "offline-retry", "crash", "retract", "fallback", "option-chosen")} | {
-    "levelled-record": "warning", "kernel-exception": "crash", "ERROR": "error", "CRITICAL": "error",
-}  # fmt: skip
+# Kinds of lines that may matter.
+_NOTED = ("kernel-not-loaded", "offline-retry", "crash", "retract", "fallback", "option-chosen", "warning", "error")
 # Characters of a line that patterns are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long.
 _LONGEST = 1 << 15
 _LONGEST_LIST = 1 << 20
@@ -56,33 +52,28 @@ _BACK_SECONDS = 2
 # Lines of other writers that a block survives.
 _PATIENCE = 200
 _WORDS = {"ok": "passed", "fail": "failed", "xfail": "xfailed", "xpass": "xpassed"}
-
 # /x/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated.
 _WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*")
-
-# The text of SGLANG_KERNEL_API_LOGLEVEL (1 names, 3 shapes, 5 statistics), read in SGLang 0.5.23, kernels/kernel_api_logging.py:
-#   [2026-11-22 23:28:20] SGLang Kernel API Call: norm.rmsnorm
-#   Positional input arguments:
-#     arg[0]=Tensor(
-#         shape=(2, 3, 4)
-_VALUES_OF = {"Positional input arguments:": "input", "Keyword input arguments:": "input", "Output:": "output"}
-_VALUE = re.compile(
-    r"  [\w\[\]]+=.*"
-    r"|    +(?:(?:shape|dtype|device|requires_grad|is_contiguous|min|max|mean|nan_count|inf_count|statistics|repr)=.*"
-    r"|[)\]}]|\[\d+\] .*|'\w+': .*|\.\.\. \(\d+ more items\))"
-)
-#         nan_count=24
-_NAN_COUNT = re.compile(r" +nan_count=0*[1-9]\d*")
-_DUMPED = re.compile(r"Dumped (?:in|out)puts to: .*|Tensor dump skipped: .*")
 
 
 def read_log(lines: Iterable[tuple[int, str]]) -> Log:
     """Read the numbered lines of a log: what it states, before anything is concluded from it."""
-    return _LogReader().read(lines)
+    reader = _LogReader()
+    log = reader.log
+    for number, text in lines:
+        log.lines += 1
+        if reader.read(number, text):
+            log.read += 1
+        elif log.unread and log.unread[-1].last == number - 1:
+            log.unread[-1].see(number, text)
+        else:
+            log.unread.append(CitedLines.of(number, text))
+    reader.end()
+    return log
 
 
 class _LogReader:
-    """Takes lines, and counts what they state in `log`."""
+    """Takes lines, and counts what they state in `log`. What a line of a kind states is taken by the method ``_take_`` + kind."""
 
     def __init__(self) -> None:
         self.log = Log()
@@ -99,8 +90,6 @@ class _LogReader:
         self._tracebacks = Tracebacks(lambda trace: self._keep(trace, self._traced), _PATIENCE)
         self._traced = -1
         self._warned = -_PATIENCE - 1
-        # The kernel whose call is logged, what of it follows, and whether its inputs are finite.
-        self._kernel, self._values, self._finite = "", "", True
 
     @property
     def _test(self) -> int:
@@ -114,26 +103,17 @@ class _LogReader:
         """True where pytest reports failures, with what each test had printed."""
         return self._section in ("FAILURES", "ERRORS", "PASSES")
 
-    def read(self, lines: Iterable[tuple[int, str]]) -> Log:
-        """Read all lines. The log is complete when this returns."""
-        log, unread = self.log, self.log.unread
-        for number, text in lines:
-            log.lines += 1
-            if self._read(number, text):
-                log.read += 1
-            elif unread and unread[-1].last == number - 1:
-                unread[-1].see(number, text)
-            else:
-                unread.append(CitedLines.of(number, text))
-        self._adopt()
-        self._tracebacks.end()
-        return log
-
-    def _read(self, number: int, text: str) -> bool:
+    def read(self, number: int, text: str) -> bool:
+        """Read a line. Returns True if a rule is about each of its pieces."""
         if len(text) > _LONGEST and ("server_args=" not in text[:200] or len(text) > _LONGEST_LIST):
             return False
         understood = [self._piece(number, *piece) for piece in pieces(text)]  # each counts, whatever the others are
         return all(understood)
+
+    def end(self) -> None:
+        """End what is open: the log ends."""
+        self._adopt()
+        self._tracebacks.end()
 
     def _piece(self, number: int, kind: str, text: str, bar: re.Match[str] | None) -> bool:
         if bar and bar["done"].isdecimal() and bar["total"].isdecimal():
@@ -143,82 +123,105 @@ class _LogReader:
             self._start_test(number, text)
         elif kind == "text" and (".py:" in text[:200] or "pid=" in text[:120]) and (engine := VLLM.match(text)):
             self.log.of_vllm += 1
-            kind = self._engine_line(number, text[engine.end() :], (engine["logged"] or "").partition(" ")[0])
+            return self._engine_line(number, text[engine.end() :], (engine["logged"] or "").partition(" ")[0])
         elif kind == "text":
             stamped = text[:1] == "[" and text[1:2].isdecimal()
-            kind = self._record(number, text) if stamped else self._bare(number, text)
-        if kind:
-            self.log.kinds[COUNTED_AS.get(kind, kind)] += 1
-        return bool(kind)
+            return self._record(number, text) if stamped else self._bare(number, text)
+        return True
 
-    def _record(self, number: int, text: str) -> str:
-        """Read a line that SGLang logged, with its time. Returns its kind; "" if no pattern matches."""
+    def _record(self, number: int, text: str) -> bool:
+        """Read a line that SGLang logged, with its time."""
         stamp = self._at(number, text)
         if not stamp:
-            return ""
+            return False
         message = text[stamp.end() :]
         if arguments := _ARGUMENTS.match(message):
             parsed, whole = parse_arguments(message[arguments.end() :])
             self._adopt()
             self._server = Server(len(self.log.servers) + 1, number, parsed, whole, self._test)
             self.log.servers.append(self._server)
-            return "arguments" if whole else ""
-        if message.endswith(HEADER):
-            self._begin_traceback(number, message)
-            self.log.note("crash" if message != HEADER else "", number, message)
-            return "traceback"
-        return self._find(RECORDS, number, message) or (message and self._find(BARE, number, message))
+            return whole
+        return (
+            self._hit_exception(number, message)
+            or self._find(RECORDS, number, message)
+            or (bool(message) and self._find(BARE, number, message))
+        )
 
-    def _engine_line(self, number: int, text: str, level: str) -> str:
+    def _hit_exception(self, number: int, message: str) -> bool:
+        """Read what a program logs of an exception, with the header of the traceback that follows."""
+        if not message.endswith(HEADER):
+            return False
+        self._begin_traceback(number, message)
+        if message != HEADER:
+            self.log.note("crash", number, message)
+        return True
+
+    def _engine_line(self, number: int, text: str, level: str) -> bool:
         """Read a line of vLLM, behind its process, level and place; one without a level was printed."""
-        if text.endswith(HEADER):
-            self._begin_traceback(number, text)
-            self.log.note("crash" if text != HEADER else "", number, text)
-            return "traceback"
-        in_traceback = level in ("", "ERROR", "CRITICAL") and self._tracebacks.line(number, text)
-        kind = "traceback" if in_traceback else self._find(RECORDS, number, text)
-        if not kind and level:
-            self.log.note("accuracy-warned" if ACCURACY_WARNED.search(text) else _NOTED.get(level, ""), number, text)
-        return kind or level.lower() or self._bare(number, text)
+        in_traceback = level in ("", "ERROR", "CRITICAL")
+        if self._hit_exception(number, text) or (in_traceback and self._tracebacks.line(number, text)):
+            return True
+        if self._find(RECORDS, number, text):
+            return True
+        if level:
+            self._note({"CRITICAL": "error"}.get(level, level.lower() if level == "ERROR" else ""), number, text)
+        return bool(level) or self._bare(number, text)
 
-    def _bare(self, number: int, text: str) -> str:
+    def _bare(self, number: int, text: str) -> bool:
         """Read a line without a time."""
         if (text[:1] == "|" or "gen_kwargs" in text) and self.log.printed.read(number, text):
-            return "evaluation"
+            return True
         return (
-            (self._kernel and self._value(number, text))
-            or self._block(number, text)
+            self._block(number, text)
             or self._find(STATED, number, text)
             or self._find(BARE, number, text)
             or self._inside(number, text)
         )
 
-    def _find(self, table: LineTable, number: int, text: str) -> str:
+    def _find(self, table: LineTable, number: int, text: str) -> bool:
         """Read a line that is known by its form: note it if it may matter, and take what it states."""
         kind, match = table.find(text)
         if match is None:
-            return ""
-        self.log.note("accuracy-warned" if ACCURACY_WARNED.search(text) else _NOTED.get(kind, ""), number, text)
-        if take := _TAKEN.get(kind):
-            take(self, number, match)
+            return False
+        self._note(kind, number, text)
+        if take := getattr(self, f"_take_{kind}", None):
+            take(number, match)
         for name, pattern in _START_UP.get(kind, ()):
             if stated := re.search(pattern, text):
                 self._server.facts[name] = (stated[1], CitedLines.of(number, text))
-        return kind
+        return True
+
+    def _note(self, kind: str, number: int, text: str) -> None:
+        kind = "accuracy-warned" if ACCURACY_WARNED.search(text) else kind
+        if kind in ("accuracy-warned", *_NOTED):
+            self.log.note(kind, number, text)
+
+    def _take_prefill(self, number: int, match: re.Match[str]) -> None:
+        self._server.prefill(number, match[0], *map(int, match.groups()))
+
+    def _take_decode(self, number: int, match: re.Match[str]) -> None:
+        self._server.decode(number, match[0], int(match[1]))
+
+    def _take_request(self, number: int, match: re.Match[str]) -> None:
+        if match[1]:
+            self._server.request(number, match[0], match[2])
+
+    def _take_command(self, number: int, match: re.Match[str]) -> None:
+        self.log.commands.append(CitedLines.of(number, match[1]))
 
     def _take_number(self, number: int, match: re.Match[str]) -> None:
-        self.log.metrics.append(LogMetric(match[1], float(match[2]), number, match[0], self._test))
+        self.log.metrics.append(LogMetric(match[1], float(match[2]), CitedLines.of(number, match[0]), self._test))
 
     def _take_scores(self, number: int, match: re.Match[str]) -> None:
         scores = {name: float(value) for name, value in _SCORE.findall(match[0])}
         self.log.groups.append((scores, CitedLines.of(number, match[0]), self._test))
 
-    def _take_limit(self, number: int, match: re.Match[str]) -> None:
+    def _take_sampler(self, number: int, match: re.Match[str]) -> None:
         if limit := _LIMIT.search(match[0]):
             self.log.answer_limit = (int(limit[1]), CitedLines.of(number, match[0]))
 
     def _take_outcome(self, number: int, match: re.Match[str]) -> None:
-        """Take a printed outcome: of the test that is open, if there is just one."""
+        """Take a printed outcome: of the test that is open, if there is just one; of several, it is of none."""
         word = (match["outcome"] or "").partition(" ")[0].lower()
         if match.groupdict().get("id"):
             self._start_test(number, match["id"])
@@ -228,16 +231,15 @@ class _LogReader:
         if len(self._open) == 1:
             test = self.log.tests[self._open[0]]
             test.outcome, test.outcome_line, test.ended = _WORDS.get(word, word), number, self._time
-        else:
-            self.log.loose_outcomes.see(number, match[0])
-        if len(self._open) == 1 or self.log.loose_outcomes.count >= len(self._open):
-            self._open = []
+        self._open = []
 
     def _start_test(self, number: int, name: str) -> None:
-        if len(self.log.tests) < KEPT:
-            self.log.ids[name] = len(self.log.tests)
-            self._open.append(len(self.log.tests))
-            self.log.tests.append(Test(name, number, began=self._time))
+        self._open.append(len(self.log.tests))
+        self._add_test(Test(name, number, began=self._time))
+
+    def _add_test(self, test: Test) -> None:
+        self.log.ids[test.id] = len(self.log.tests)
+        self.log.tests.append(test)
 
     def _adopt(self) -> None:
         """End the figures of a server. One whose arguments the log does not have is a server if it computed anything."""
@@ -261,43 +263,23 @@ class _LogReader:
                 test.began, test.ended = test.began or match[1], match[1]
         return match
 
-    def _take_kernel(self, number: int, match: re.Match[str]) -> None:
-        self._kernel, self._values, self._finite = match[1], "", True
-        self.log.calls[self._kernel] += 1
-
-    def _value(self, number: int, text: str) -> str:
-        """Read a line of a call's arguments or of its result, and note NaN in a result of inputs that had none."""
-        if text in _VALUES_OF:
-            self._values = _VALUES_OF[text]
-        elif self._values and _VALUE.fullmatch(text):
-            if _NAN_COUNT.fullmatch(text) and self._values == "input":  # perhaps of a buffer that was never written to
-                self._finite = False
-            elif _NAN_COUNT.fullmatch(text) and self._finite:
-                self.log.nan_from.setdefault(self._kernel, CitedLines()).see(number, text)
-        elif not _DUMPED.fullmatch(text):
-            return ""
-        return "kernel-call"
-
-    def _block(self, number: int, text: str) -> str:
+    def _block(self, number: int, text: str) -> bool:
         """Read a line that begins a block, or has the form of a line of one."""
         if text == HEADER:
             self._begin_traceback(number, text)
-            return "traceback"
+            return True
         if text[:1] in " +|" and (self._tracebacks.form(number, text) or FRAME.fullmatch(text)):
-            return "traceback"
+            return True
         if not self._failing and ("Warning" in text or "Deprecat" in text) and _WARNING.fullmatch(text):
             self._warned = number
-            return "python-warning"
+            return True
         lines = SECTIONS.get("table" if self._rows is not None else self._section)
-        return self._find(HEADINGS, number, text) or (self._find(lines, number, text) if lines else "")
+        return self._find(HEADINGS, number, text) or (lines is not None and self._find(lines, number, text))
 
-    def _inside(self, number: int, text: str) -> str:
+    def _inside(self, number: int, text: str) -> bool:
         """Read a line that is known only by the block that it is in."""
-        if self._tracebacks.inside(number, text):
-            return "traceback"
-        if number - self._warned <= _PATIENCE and text.startswith("  "):
-            return "python-warning"
-        return "pytest-detail" if self._failing and text.startswith("    ") else ""
+        warning = number - self._warned <= _PATIENCE and text.startswith("  ")
+        return self._tracebacks.inside(number, text) or warning or (self._failing and text.startswith("    "))
 
     def _take_section(self, number: int, match: re.Match[str]) -> None:
         self._section = "slowest" if match[1].startswith("slowest ") else match[1]
@@ -309,6 +291,13 @@ class _LogReader:
         self._rows = []
         self.log.blocks.append((match[1].strip(), self._rows))
 
+    def _take_row(self, number: int, match: re.Match[str]) -> None:
+        if self._rows is not None:
+            self._rows.append((match[1].strip(), match[2], number))
+
+    def _take_rows_end(self, number: int, match: re.Match[str]) -> None:
+        self._rows = None
+
     def _begin_traceback(self, number: int, text: str) -> None:
         self._tracebacks.form(number, text)
         self._traced = self._test
@@ -317,13 +306,6 @@ class _LogReader:
         self.log.traces.append((trace, test))
         if ENDED_BY_ANOTHER.match(trace.exception):
             self.log.note("crash", trace.exception_line, trace.exception)
-
-    def _take_row(self, number: int, match: re.Match[str]) -> None:
-        if self._rows is not None:
-            self._rows.append((match[1].strip(), match[2], number))
-
-    def _end_rows(self, number: int, match: re.Match[str]) -> None:
-        self._rows = None
 
     def _take_failed(self, number: int, match: re.Match[str]) -> None:
         """Find the test that a section of failures is about, by its id's end: ``TestClass.test_name[case]``."""
@@ -342,11 +324,9 @@ class _LogReader:
             self._raised = None
 
     def _take_summary(self, number: int, match: re.Match[str]) -> None:
-        index = self.log.ids.get(match["id"] or "")
-        if index is None and match["outcome"] in ("FAILED", "ERROR") and len(self.log.tests) < KEPT:
-            # Of a run that printed a letter for each test, no line began it.
-            index = self.log.ids[match["id"]] = len(self.log.tests)
-            self.log.tests.append(Test(match["id"], number))
+        if match["id"] not in self.log.ids and match["outcome"] in ("FAILED", "ERROR"):
+            self._add_test(Test(match["id"], number))  # of a run that printed a letter for each test
+        index = self.log.ids.get(match["id"])
         if index is None:
             return
         if match["why"] and all(test != index for _, test in self.log.traces):
@@ -354,27 +334,6 @@ class _LogReader:
         test = self.log.tests[index]
         if not test.outcome:
             test.outcome, test.outcome_line = match["outcome"].lower(), number
-
-    def _take_duration(self, number: int, match: re.Match[str]) -> None:
-        index = self.log.ids.get(match["id"] or "")
-        if index is not None and match["phase"] == "call":
-            self.log.tests[index].seconds = float(match["seconds"])
-
-
-_Taker = Callable[[_LogReader, int, re.Match[str]], None]
-# What is done with a line, by its kind.
-_TAKEN: dict[str, _Taker] = {
-    "prefill": lambda log, number, match: log._server.prefill(number, match[0], *map(int, match.groups())),
-    "decode": lambda log, number, match: log._server.decode(number, match[0], int(match[1])),
-    "request": lambda log, number, match: log._server.request(number, match[0], match[2]) if match[1] else None,
-    "command": lambda log, number, match: log.log.commands.append(CitedLines.of(number, match[1])),
-    "metric": _LogReader._take_number, "number": _LogReader._take_number, "scores": _LogReader._take_scores,
-    "sampler": _LogReader._take_limit, "outcome": _LogReader._take_outcome, "unittest-outcome": _LogReader._take_outcome,
-    "kernel-begins": _LogReader._take_kernel, "pytest-section": _LogReader._take_section, "pytest-summary": _LogReader._take_counts,
-    "table-title": _LogReader._take_title, "table-row": _LogReader._take_row, "table-end": _LogReader._end_rows,
-    "failed-test": _LogReader._take_failed, "raised": _LogReader._take_raised, "raised-at": _LogReader._take_place,
-    "summary-line": _LogReader._take_summary, "duration": _LogReader._take_duration,
-}  # fmt: skip
 
 
 def seconds_between(earlier: str, later: str) -> float:

@@ -10,12 +10,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import zip_longest
-from typing import NamedTuple
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import ComparedTraces, Comparison, TraceDifference
-from assay.harness.ingest.mlc_timeline import timeline
-from assay.harness.ingest.mlc_trace import ADD, FORK, Segment, StepTrace, TraceLine, Track
+from assay.harness.ingest.mlc_trace import ADD, FORK, Segment, StepTrace, TraceLine, Track, timeline
 from assay.harness.statement import Statement, state
 from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
@@ -27,20 +25,9 @@ _ONE = {ADD: ("add", "add-one"), FORK: ("fork", "fork-one")}
 _MOST_COMPARED = 5_000_000
 
 
-class _Difference(NamedTuple):
-    """What each trace does at its line; None for one that does nothing there: its line is the one before, or 0 if not known."""
-
-    where: str
-    subject: str
-    left: Statement | None
-    right: Statement | None
-    lines: tuple[int, int]
-
-
 def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
     """Compare two traces, as far as they can be."""
-    notes: list[Statement] = []
-    differences = list(_differences(a, b, notes))
+    differences = list(_differences(a, b))
     unread = [(side.file.path, side.file.unread) for side in (a, b) if side.file.unread]
     empty = [side for side in (a, b) if not any(segment.steps for track in side.tracks for segment in track.segments)]
     verdict: Verdict = "inconclusive"
@@ -49,16 +36,20 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
         why = state("trace-without-steps", path=empty[0].file.path)
     elif differences:
         verdict, first = "regression", differences[0]
-        why = state("traces-differ", subject=first.subject, a=first.left, b=first.right, lines=first.lines)
+        subject = first.where.partition(",")[0]
+        why = state("traces-differ", subject=subject, a=first.a, b=first.b, lines=first.lines)
     elif unread:
         why = state("traces-not-understood", unread=unread)
     else:
         segments = [segment for track in a.tracks for segment in track.segments]
         steps = sum(len(segment.steps) for segment in segments)
         verdict, why = "pass", state("traces-equal", requests=len(a.tracks), segments=len(segments), steps=steps)
-    kinds = _summary(differences)
+    alike: dict[tuple[str, str, str], list[TraceDifference]] = defaultdict(list)
+    for each in differences:
+        alike[each.where, str(each.a), str(each.b)].append(each)
+    kinds = tuple(first.model_copy(update={"count": 1 + len(others)}) for first, *others in alike.values())
     return Comparison(
-        verdict=verdict, created=timestamp(), kind="trace", why=(why,), a=a.file, b=b.file, notes=tuple(notes),
+        verdict=verdict, created=timestamp(), kind="trace", why=(why,), a=a.file, b=b.file,
         trace=ComparedTraces(
             differences=len(differences), kinds=kinds[:_KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN),
             timelines=(timeline(a), timeline(b)),
@@ -66,61 +57,55 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
     )  # fmt: skip
 
 
-def _differences(a: StepTrace, b: StepTrace, notes: list[Statement]) -> Iterator[_Difference]:
+def _differ(where: str, a: Statement | None, b: Statement | None, lines: tuple[int, int]) -> TraceDifference:
+    """Make a difference. A side that does nothing there has None, and the line before, or 0 if that is not known."""
+    return TraceDifference(where=where, a=a, b=b, count=1, lines=lines)
+
+
+def _differences(a: StepTrace, b: StepTrace) -> Iterator[TraceDifference]:
     """Yield all differences, in the order of the traces: the setup, then the requests, matched by their order."""
-    if a.setup is not None or b.setup is not None:
-        empty = Segment("setup", ())
-        yield from _of_segments("the engine", a.setup or empty, b.setup or empty, notes)
+    yield from _of_segments("the engine", a.setup, b.setup)
     for ours, theirs in zip_longest(a.tracks, b.tracks):
         if ours is not None and theirs is not None:
-            yield from _of_tracks(ours, theirs, notes)
+            yield from _of_tracks(ours, theirs)
         else:
             only = ours or theirs
-            at = only.segments[0].first if only.segments else 0
-            yield _only("tracks", only.name, _does("is"), ours is not None, at, 0)
+            yield _only(only.name, _does("is"), ours is not None, only.segments[0].first if only.segments else 0, 0)
 
 
-def _only(where: str, subject: str, has: Statement, left: bool, at: int, after: int) -> _Difference:
+def _only(where: str, has: Statement, left: bool, at: int, after: int) -> TraceDifference:
     """Make the difference that one trace alone has: at a line, and where it is missing after one."""
-    return _Difference(where, subject, *((has, None, (at, after)) if left else (None, has, (after, at))))
+    return _differ(where, has, None, (at, after)) if left else _differ(where, None, has, (after, at))
 
 
-def _of_tracks(a: Track, b: Track, notes: list[Statement]) -> Iterator[_Difference]:
+def _of_tracks(a: Track, b: Track) -> Iterator[TraceDifference]:
     ours, theirs = ([(segment.kind, segment.steps) for segment in track.segments] for track in (a, b))
-    blocks = _aligned(ours, theirs)
-    if blocks is None:
-        notes.append(state("segments-not-aligned", request=a.name))
-        blocks = [(0, len(ours), 0, len(theirs))]
-    for a1, a2, b1, b2 in blocks:
+    for a1, a2, b1, b2 in _aligned(ours, theirs):
         for left, right in zip_longest(a.segments[a1:a2], b.segments[b1:b2]):
             if left is not None and right is not None:
                 if (left.kind, left.steps) != (right.kind, right.steps):
-                    yield from _of_segments(a.name, left, right, notes)
+                    yield from _of_segments(a.name, left, right)
                 continue
             only, beside = (left, b.segments[:b2]) if left else (right, a.segments[:a2])
             has = state("one-more-segment", kind=only.kind, steps=len(only.steps))
-            after = beside[-1].last if beside else 0
-            yield _only(f"{a.name}, {only.kind}", a.name, has, left is not None, only.first, after)
+            yield _only(f"{a.name}, {only.kind}", has, left is not None, only.first, beside[-1].last if beside else 0)
     if a.output != b.output:
         yield _of_answers(a, b)
 
 
-def _of_segments(name: str, a: Segment, b: Segment, notes: list[Statement]) -> Iterator[_Difference]:
+def _of_segments(name: str, a: Segment, b: Segment) -> Iterator[TraceDifference]:
     where = f"{name}, {a.kind}"
-    blocks = _aligned(a.steps, b.steps)
-    if blocks is None:
-        first = next(i for i, (x, y) in enumerate(zip_longest(a.steps, b.steps)) if x != y)
-        notes.append(state("steps-not-aligned", request=name, kind=a.kind, lines=(a.first, b.first)))
-        blocks = [(first, first + 1, first, first + 1)]
     if a.kind != b.kind and a.steps == b.steps:
-        yield _Difference(where, name, _does("is-in", a.kind), _does("is-in", b.kind), (a.first, b.first))
-    for a1, a2, b1, b2 in blocks:
+        yield _differ(where, _does("is-in", a.kind), _does("is-in", b.kind), (a.first, b.first))
+    for a1, a2, b1, b2 in _aligned(a.steps, b.steps):
         for i, j in zip_longest(range(a1, a2), range(b1, b2)):
             (ours, at), (theirs, there) = _step(a, a2, i), _step(b, b2, j)
+            if ours is not None and theirs is not None and ours.step == theirs.step:
+                continue
             right = _of_line(theirs)
             if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
                 right = _does(_ONE[theirs.name][1])
-            yield _Difference(where, name, _of_line(ours), right, (at, there))
+            yield _differ(where, _of_line(ours), right, (at, there))
 
 
 def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceLine | None, int]:
@@ -143,36 +128,24 @@ def _does(does: str, name: str = "") -> Statement:
     return state("trace-does", does=does, name=name)
 
 
-def _of_answers(a: Track, b: Track) -> _Difference:
-    says, lines = (
-        [None if track.output is None else _does("has-answer") for track in (a, b)],
-        (a.output_at[0], b.output_at[0]),
-    )
+def _of_answers(a: Track, b: Track) -> TraceDifference:
+    says = [None if track.output is None else _does("has-answer") for track in (a, b)]
+    lines = (a.output_at[0], b.output_at[0])
     if a.output is not None and b.output is not None:
         at = next(index for index, (x, y) in enumerate(zip_longest(a.output, b.output)) if x != y)
         lines = (lines[0] + a.output[:at].count("\n"), lines[1] + b.output[:at].count("\n"))
         says = [_does("answers", one_line(text[max(0, at - 20) : at + 40], 70)) for text in (a.output, b.output)]
-    return _Difference(f"{a.name}, answer", a.name, says[0], says[1], lines)
+    return _differ(f"{a.name}, answer", says[0], says[1], lines)
 
 
-def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int, int, int]] | None:
-    """List what differs between two sequences, as a[a1:a2] in place of b[b1:b2]; None if they differ too much to be aligned."""
+def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int, int, int]]:
+    """List what differs between two sequences, as a[a1:a2] in place of b[b1:b2]; all of it if that is too much."""
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     most = min(len(a), len(b)) - start
     end = next((i for i in range(most) if a[-1 - i] != b[-1 - i]), most)
     ours, theirs = a[start : len(a) - end], b[start : len(b) - end]
     counts = Counter(theirs)
     if sum(counts[item] for item in ours) > _MOST_COMPARED:
-        return None
+        return [(start, len(a) - end, start, len(b) - end)]
     blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
     return [(start + a1, start + a2, start + b1, start + b2) for tag, a1, a2, b1, b2 in blocks if tag != "equal"]
-
-
-def _summary(differences: Sequence[_Difference]) -> tuple[TraceDifference, ...]:
-    groups: dict[tuple[str, str, str], list[_Difference]] = defaultdict(list)
-    for item in differences:
-        groups[item.where, str(item.left), str(item.right)].append(item)
-    return tuple(
-        TraceDifference(where=first.where, a=first.left, b=first.right, count=1 + len(others), lines=first.lines)
-        for first, *others in groups.values()
-    )

@@ -137,17 +137,12 @@ def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, 
     """State what is missing, and its likely cause.
 
     Args:
-        missing: what it is.
-        limits: how the servers were set.
-        line: of the policy.
         parted: of what was served, the texts that part; None for what the shadow compared.
     """
     only_decode = {phase for phase, _, _ in missing} == {"decode"}
     cause = "" if only_decode or limits.prefix_cache else "no prefix cache"
     if only_decode and parted:
         cause = "texts part"
-    elif only_decode and parted is None and limits.graphs.get("decode", "disabled") != "disabled":
-        cause = "CUDA graphs"
     return state("envelope-lacking", parted=parted, lacking=list(map(_lacking, missing)), cause=cause, line=line)
 
 

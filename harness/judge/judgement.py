@@ -15,8 +15,6 @@ WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
 """Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
 BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
-INVARIANCE = "invariance"
-"""Id of the suite that switches features of the candidate that must change nothing."""
 LENGTH_RATIO = "answer-length-ratio"
 """Id of the number that compares the lengths of both roles' answers."""
 SCHEMA: Literal["assay.report/2"] = "assay.report/2"

@@ -44,7 +44,7 @@ from assay.harness.stats.share import Interval, clopper_pearson, mcnemar
 from assay.harness.verdict import Verdict
 
 CHANCE = 0.25
-"""Accuracy of guessing among four options; a number or a text cannot be guessed."""
+"""Accuracy of guessing among four options; a number cannot be guessed."""
 # The reference must be shown to beat guessing by this multiple of the margin: less could not be lost visibly.
 _HEADROOM = 2.0
 # Largest share of answers without a letter: a comparison of more is one of formats.
@@ -172,11 +172,7 @@ class Accuracy:
 
 
 def beginning(items: Iterable[Item], pairs: Iterable[Pair]) -> tuple[Pair, ...]:
-    """Return the pairs of the longest beginning of the order in which both roles answered every question of each unit.
-
-    Args:
-        items: the questions in their order, each prompt once.
-    """
+    """Return the pairs of the longest beginning of the order in which both roles answered every question of each unit."""
     by_item = {pair.item.id: pair for pair in pairs}
     inside: list[Pair] = []
     for _, unit in groupby(items, key=lambda item: item.unit or item.id):
@@ -308,10 +304,6 @@ def state_accuracy(result: Accuracy, sides: tuple[str, str] = ("the reference", 
 
 def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:
     """Count the questions of the order that a pass needs at least: those it takes if all that is still open shows no difference.
-
-    Args:
-        items: the questions in their order, each prompt once.
-        pairs: those that both roles answered, in any order.
 
     Returns:
         At most the number of `items`, also if they cannot show a pass any more.

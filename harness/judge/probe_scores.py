@@ -8,16 +8,14 @@ is less than the base's, so that the divergence is a lower bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from statistics import median_low
 from typing import Literal
 
 import numpy as np
 
-from assay.evals.invariance_load import CHUNK, DEPTH, PAGE
-from assay.harness.evidence.invariance import ArmRecord, InvarianceManifest, ProbeReply, Scores
+from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores
 from assay.harness.judge.logits import merged_kl
 
 Measure = Literal["prefill", "decode"]
@@ -166,60 +164,9 @@ def accept_length(arm: ArmRecord) -> float | None:
     return written / passes if passes else None
 
 
-_LONG = 1024
-# Probes that change, and that do not, from which on what they have in common is no chance.
-_FEWEST = 2
-# In words, and the probes that have it.
-_Trait = tuple[str, frozenset[str]]
-
-
 def changed_probes(base: Sequence[ProbeReply], arm: Sequence[ProbeReply], limits: Mapping[Measure, Bound]) -> list[str]:
     """Return the probes with a position or a mean out of bounds, in their order."""
     compared = {measure: places(base, arm, measure) for measure in MEASURES}
     beyond = {place.probe for measure in MEASURES for place in compared[measure] if place.kl > limits[measure].worst}
     beyond |= {probe for measure in MEASURES for probe in limits[measure].beyond(Distance.of(compared[measure]))}
     return [reply.probe for reply in base if reply.probe in beyond]
-
-
-def in_common(changed: Collection[str], manifest: InvarianceManifest) -> str:
-    """Say in how many probes an arm differs, and which one simplest property, if any, separates them from all others."""
-    lengths = manifest.lengths
-    if not changed:
-        return ""
-    of = f"in {len(changed)} of {len(lengths)} probes"
-    if min(len(changed), len(lengths) - len(changed)) < _FEWEST:
-        return of
-    traits = [trait for trait in _traits(lengths, CHUNK[manifest.spec["device"]]) if 0 < len(trait[1]) < len(lengths)]
-    both = [
-        (f"{words} and {further}", having & beside) for (words, having), (further, beside) in combinations(traits, 2)
-    ]
-    for simple in (traits, both):
-        if separating := [words for words, having in simple if having == set(changed)]:
-            return f"{of}, those {separating[0]}" if len(separating) == 1 else of
-    return of
-
-
-def _traits(lengths: Mapping[str, tuple[int, int, int]], chunk: int) -> Iterator[_Trait]:
-    """Yield what probes can have in common, each beside its opposite."""
-    having: dict[tuple[str, str], Callable[[int, int, int], bool]] = {
-        ("with a shared prefix", "without a shared prefix"): lambda prompt, shared, depth: shared > 0,
-        (f"of more than {chunk} tokens", f"of up to {chunk} tokens"): lambda prompt, shared, depth: prompt > chunk,
-        (f"of more than {_LONG:,} tokens", f"of up to {_LONG:,} tokens"): lambda prompt, shared, depth: prompt > _LONG,
-        (f"with more than {chunk} new tokens", f"with up to {chunk} new tokens"): lambda prompt, shared, depth: (
-            prompt - shared > chunk
-        ),
-        (f"that end inside a page of {PAGE}", f"that fill pages of {PAGE}"): lambda prompt, shared, depth: (
-            prompt % PAGE > 0
-        ),
-        (f"that end inside a chunk of {chunk}", f"that fill chunks of {chunk}"): lambda prompt, shared, depth: (
-            prompt % chunk > 0
-        ),
-        (f"whose shared prefix ends inside a page of {PAGE}", f"whose shared prefix, if any, fills pages of {PAGE}"): (
-            lambda prompt, shared, depth: shared % PAGE > 0
-        ),
-        (f"with {DEPTH} generated tokens", "with few generated tokens"): lambda prompt, shared, depth: depth == DEPTH,
-    }
-    for (words, opposite), holds in having.items():
-        chosen = frozenset(probe for probe, length in lengths.items() if holds(*length))
-        yield words, chosen
-        yield opposite, frozenset(lengths) - chosen

@@ -21,13 +21,14 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.executed import FOLDER
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF
+from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.manifest import QUESTION_PLAN
 from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff, sensitivity
 from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
-from assay.harness.run.logit_scoring import ScoringHandover, is_scored, score_role
+from assay.harness.run.logit_scoring import SCORINGS, score
 from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import check_accepted, check_asked
 from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, interview, is_answered
@@ -49,9 +50,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
     """Ask both servers what they have not answered yet. What ends a run early is recorded, not raised.
 
     Args:
-        plan: the checked run.
         folder: where answers go, one by one.
-        display: shows the progress.
         ready: both servers, if they are running already; otherwise they are started and stopped here.
 
     Raises:
@@ -89,7 +88,6 @@ class _Asking:
         display: shows the progress.
         stop: reports when the questions have decided.
         answered: what was answered before.
-        handover: between two roles whose logits are scored at the same time; None where they are not.
     """
 
     plan: Plan
@@ -97,7 +95,6 @@ class _Asking:
     display: ProgressDisplay
     stop: QuestionStop
     answered: Collection[AnswerKey]
-    handover: ScoringHandover | None = None
 
 
 def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
@@ -140,7 +137,6 @@ def _ask_all(engines: Sequence[Engine], asked: _Asking) -> None:
     _collect(engines, asked, first)
     # The layer diff has recorded calls by now, and the servers are idle while they wait for each other's scores.
     with _kernel_aside(asked.plan, folder, display):
-        _begin_scoring(asked, engines)
         for group in others:
             _collect(engines, asked, group)
 
@@ -265,38 +261,34 @@ def _layers(asked: _Asking, role: Role) -> _Work | None:
     return lambda engine: layer_diff.trace_free_running(engine, folder, plan)
 
 
-def _unscored(asked: _Asking, role: Role) -> list[Role]:
-    """List the roles whose logits this server must still score: both, where it is the only one and also runs the other."""
+def _unscored(asked: _Asking, role: Role) -> list[tuple[Role, int]]:
+    """List what this server must still score, role and repeat: of both roles where it is the only one and also runs the other."""
     plan, roles = asked.plan, asked_roles(asked.plan, asked.folder)
     if "logits" not in plan.spec.workload.suites or plan.has_url:
         return []
     if roles != ROLES and not plan.has_layer_diff:
         return []  # the role without a server cannot be scored anywhere
     scored = (role,) if roles == ROLES else ROLES
-    return [each for each in scored if not is_scored(asked.folder.path, each)]
+    return [due for due in SCORINGS if due[0] in scored and not logits_path(asked.folder.path, *due).exists()]
 
 
-def _logits(asked: _Asking, role: Role) -> _Work | None:
+def _logits(asked: _Asking, role: Role, of: Sequence[tuple[Role, int]] = SCORINGS) -> _Work | None:
     """Score the reference's tokens. The candidate is asked about the reference's answers, which are complete by now."""
-    if not (unscored := _unscored(asked, role)):
+    if not (due := [scoring for scoring in _unscored(asked, role) if scoring in of]):
         return None
     folder, items, told = asked.folder, asked.plan.of("logits"), asked.folder.answers()
     place = folder.server_folder(role)
 
-    def score(engine: Engine) -> None:
-        for each in unscored if engine.scores else ():  # otherwise the logits are not compared
+    def score_due(engine: Engine) -> None:
+        for each, repeat in due if engine.scores else ():  # otherwise the logits are not compared
             with layer_diff.substituted_everywhere(place) if each != role else nullcontext():
-                score_role(engine, items, told, folder.path, asked.display, each, folder.nonce, asked.handover)
+                score(engine, items, told, folder.path, asked.display, each, repeat, folder.nonce)
 
-    return score
+    return score_due
 
 
-def _begin_scoring(asked: _Asking, engines: Sequence[Engine]) -> None:
-    """Have the reference's scoring hand over to the candidate's, where both roles are open and have a server."""
-    open_roles = [role for engine in engines for role in _unscored(asked, engine.role)]
-    both = len(engines) == len(ROLES) and open_roles == [engine.role for engine in engines]
-    if both and all(engine.scores for engine in engines):
-        asked.handover = ScoringHandover(len(asked.plan.of("logits")))
+def _first_logits(asked: _Asking, role: Role) -> _Work | None:
+    return _logits(asked, role, SCORINGS[:1])
 
 
 def _seeded_fault(asked: _Asking, role: Role) -> _Work | None:
@@ -309,5 +301,5 @@ _Step = Callable[[_Asking, Role], _Work | None]
 """One kind of evidence: returns what a role's server still has to do for it, or None."""
 
 # A server goes through a group at its own pace; the next group begins when every server is there. Logits need all answers of the
-# reference. The fault comes last: what it spoils must not be read by any other step.
-_STEPS: tuple[tuple[_Step, ...], ...] = ((_answers, _kernels, _layers), (_logits,), (_seeded_fault,))
+# reference, and the others' its first ones. The fault comes last: what it spoils must not be read by any other step.
+_STEPS: tuple[tuple[_Step, ...], ...] = ((_answers, _kernels, _layers), (_first_logits,), (_logits,), (_seeded_fault,))

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,7 +30,6 @@ SCHEMA: Literal["assay.doctor/1"] = "assay.doctor/1"
 _GIB = 1024**3
 # Free disk for a run's folder: the default run writes 0.1 GiB of evidence, and a replay pack up to 0.5.
 _LEAST_FREE_GIB = 1.0
-_MIN_PYTHON = (3, 11)
 # Of a need: its status, what was found, and what to do where it is missing.
 _Found = tuple[Status, str, str]
 
@@ -67,11 +64,10 @@ def examine(spec: RunSpec) -> Iterator[_RunNeed]:
     """
     device, candidate = spec.device, spec.candidate.backend
     steps: dict[str, Callable[[], _Found]] = {
-        "check": _check, "python": _python, "packages": _packages, "sglang": _sglang, "gpu": lambda: _gpu(device),
+        "check": _check, "packages": _packages, "sglang": _sglang, "gpu": lambda: _gpu(device),
         "memory": lambda: _memory(device, spec.reference), "triton": lambda: _triton(device, candidate),
-        "ninja": lambda: _ninja(device), "compiler": lambda: _compiler(device), "disk": _disk, "ports": _ports,
-        "asked": lambda: _asked(spec), "candidate": lambda: _candidate(candidate),
-        "first-call": lambda: _first_call(device, candidate),
+        "compiler": lambda: _compiler(device), "disk": _disk, "asked": lambda: _asked(spec),
+        "candidate": lambda: _candidate(candidate), "first-call": lambda: _first_call(device, candidate),
     }  # fmt: skip
     for id_, step in steps.items():
         try:
@@ -92,11 +88,6 @@ def _needed(here: bool, found: str, do: str) -> _Found:
 def _absent(needed: bool, found: str, do: str) -> _Found:
     """Report something absent that may not be needed."""
     return "missing" if needed else "not needed", found, do
-
-
-def _python() -> _Found:
-    where = f"{sys.version.split()[0]}, {sys.executable}"
-    return _needed(sys.version_info[:2] >= _MIN_PYTHON, where, "use Python {}.{} or newer".format(*_MIN_PYTHON))
 
 
 def _check() -> _Found:
@@ -160,21 +151,14 @@ def _triton(device: Device, candidate: str) -> _Found:
     return "ok", f"{version('triton')}; {how}", ""
 
 
-def _ninja(device: Device) -> _Found:
-    if path := shutil.which("ninja"):
-        return "ok", path, ""
-    says = "not on PATH; FlashInfer and PyTorch compile kernels with it on a GPU"
-    return _absent(device == "cuda", says, "pip install ninja, with the environment's bin folder on PATH")
-
-
 def _compiler(device: Device) -> _Found:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    absent = [name for name, here in (("a C compiler", compiler), ("Python.h", headers.exists())) if not here]
-    if not absent:
-        return "ok", f"{compiler}, {headers}", ""
-    do = "install a C compiler and Python's headers (Debian: apt-get install gcc python3-dev)"
-    return _absent(device == "cuda", f"not found: {', '.join(absent)}; Triton compiles with it", do)
+    tools = {"a C compiler": compiler, "Python.h": headers.exists() and headers, "ninja": shutil.which("ninja")}
+    if absent := [name for name, path in tools.items() if not path]:
+        do = "install a C compiler and Python's headers (Debian: apt-get install gcc python3-dev), and ninja (pip), on PATH"
+        return _absent(device == "cuda", f"not found: {', '.join(absent)}; kernels are compiled with it on a GPU", do)
+    return "ok", ", ".join(map(str, tools.values())), ""
 
 
 def _disk() -> _Found:
@@ -184,14 +168,6 @@ def _disk() -> _Found:
     room = ", ".join(f"{amount:.1f} GiB free ({name})" for name, amount in free.items())
     room += "" if writable else "; one of them cannot be written"
     return _needed(writable and min(free.values()) >= _LEAST_FREE_GIB, room, "make room, or work in another folder")
-
-
-def _ports() -> _Found:
-    """Listen on a port of 127.0.0.1 and reach it, as a server and assay do."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=5):
-            return "ok", f"a server can listen on 127.0.0.1, for example on port {port}", ""
 
 
 def _asked(spec: RunSpec) -> _Found:

@@ -43,9 +43,6 @@ def drive_envelope(
     """Send waves to a server with its shadow switched on until the envelope is covered, and have the counts written.
 
     Args:
-        engine: the server.
-        place: its folder.
-        plan: a run with a layer diff.
         write: makes the server write what it counted.
         keep: gets the answers to the first round, which the other role answers too.
         seed: the run's, of which every round has its own.

@@ -6,8 +6,7 @@ import json
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.reading import reading, whole_file
 from assay.harness.run.preflight import ignored_of
 from assay.harness.sides import Device, Side, flag_values, settings, without_secrets
-from assay.harness.text import how_ended, one_line
+from assay.harness.text import how_ended
 from assay.worker import run_command
 
 # Lines of a failed process's log that an error has.
@@ -103,28 +102,23 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
             str(folder / "probes.json"),
         ]
         read = json.loads(_printed(command, environment, folder, timeout_s, f"{command[0]} (transformers)"))
-    missing: dict[str, str] = read["not_observed"]
-    update: dict[str, Any] = {name: read[name] for name in ("generation", "config", "packages") if name in read}
     if "tokens" in read:
-        update["tokens"] = Tokens(**read["tokens"])
+        read["tokens"] = Tokens(**read["tokens"])
     if "rope" in read:
-        update["rope"] = _tables(read["rope"], json.loads((model / "config.json").read_text()))
-    begun = time.perf_counter()
-    try:
-        update["weights"] = checkpoint_weights(model)
-    except EvidenceError as error:
-        missing["weights"] = error.found
-    seconds = {**read["seconds"], "weights": round(time.perf_counter() - begun, 4)}
-    versions = update.get("packages", {})
+        read["rope"] = _tables(read["rope"], json.loads((model / "config.json").read_text()))
+    weights = in_interpreter.observed({"weights": lambda: checkpoint_weights(model)})
+    missing = {**read.pop("not_observed"), **weights.pop("not_observed")}
+    seconds = read.pop("seconds") | weights.pop("seconds")
+    read |= weights
     return Fingerprint(
         source="files",
-        engine=f"transformers {versions.get('transformers', 'not installed')}",
+        engine=f"transformers {read.get('packages', {}).get('transformers', 'not installed')}",
         model=side.model,
         asked=dict(settings(without_secrets(side))),
         environment=variables({**os.environ, **side.environment}),
-        not_observed={**dict.fromkeys(_absent(update), "read from files, without a server"), **missing},
+        not_observed={**dict.fromkeys(_absent(read), "read from files, without a server"), **missing},
         seconds=seconds,
-        **update,
+        **read,
     )
 
 
@@ -178,50 +172,33 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
     """
     server = RemoteServer("candidate", url, timeout_s, model)
     client = server.client()
-    seconds: dict[str, float] = {}
-    update: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-    parts: dict[str, Callable[[], Any]] = {
-        "arguments": lambda: _told_arguments(client),
-        "tokens": lambda: _told_tokens(server, client),
-    }
-    for part, observe in parts.items():
-        begun = time.perf_counter()
-        try:
-            update[part] = observe()
-        except (EngineError, KeyError, TypeError, ValueError) as error:
-            missing[part] = one_line(str(error).splitlines()[0], 200)
-        seconds[part] = round(time.perf_counter() - begun, 4)
-    told = update.get("arguments", {})
-    try:
-        update["config"] = _told_settings(server, client, told)
-    except (EngineError, EvidenceError, KeyError, TypeError, ValueError) as error:
-        missing["config"] = f"settings of the model not read: {one_line(str(error).splitlines()[0], 160)}"
+    read = in_interpreter.observed({
+        "arguments": lambda: _told_arguments(client), "tokens": lambda: _told_tokens(server, client),
+    })  # fmt: skip
+    told = read.get("arguments", {})
+    config = in_interpreter.observed({"config": lambda: _told_settings(server, client, told)})
+    if why := config.pop("not_observed").get("config"):
+        read["not_observed"]["config"] = f"settings of the model not read: {why}"
+    read |= {name: config[name] for name in config if name != "seconds"}
     if told.get("version"):
-        update["packages"] = {"sglang" if "attention_backend" in told else "engine": told["version"]}
+        read["packages"] = {"sglang" if "attention_backend" in told else "engine": told["version"]}
     return Fingerprint(
         source="endpoint",
         engine=f"OpenAI-compatible server {server.url}",
         model=client.model,
         not_observed={
-            **dict.fromkeys(_absent(update), "an endpoint does not tell"),
-            "environment": "an endpoint does not tell",
-            **missing,
+            **dict.fromkeys([*_absent(read), "environment"], "an endpoint does not tell"),
+            **read.pop("not_observed"),
         },
-        seconds=seconds,
-        **update,
+        **read,
     )
 
 
 def _told_arguments(client: Client) -> dict[str, str]:
-    error: EngineError | None = None
-    for path in ("/server_info", "/get_server_info"):
-        try:
-            return arguments.flat(client.json("GET", path, timeout_s=INFO_TIMEOUT_S))
-        except EngineError as missing:
-            error = missing
-    assert error is not None
-    raise error
+    try:
+        return arguments.flat(client.json("GET", "/server_info", timeout_s=INFO_TIMEOUT_S))
+    except EngineError:  # the older name
+        return arguments.flat(client.json("GET", "/get_server_info", timeout_s=INFO_TIMEOUT_S))
 
 
 def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]) -> dict[str, str]:

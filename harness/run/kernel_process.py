@@ -41,9 +41,6 @@ def examine_kernel(
     """Examine the recorded calls and run the op-level matrix, as far as it is not done.
 
     Args:
-        plan: a run with a layer diff.
-        folder: the run's.
-        display: shows the results.
         stop: ends this at once when it is set, without a result.
 
     Raises:

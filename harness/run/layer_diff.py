@@ -1,29 +1,24 @@
 """The layer diff: the other role's backend runs inside one server while it answers a short workload.
 
 First as a shadow: the candidate computes the same calls as the serving backend, its own error is measured on the reference's
-q, k and v, and a replay pack of the calls is recorded. The first two questions are examined at once, so that a bug has a name
-within seconds. Then both run freely: a few prompts are traced with the reference, and again with the candidate, in every layer.
-After the servers have stopped, all recorded calls are examined.
+q, k and v, and a replay pack of the calls is recorded. Then both run freely: a few prompts are traced with the reference, and
+again with the candidate, in every layer. After the servers have stopped, all recorded calls are examined.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
-from assay.harness.engines.inside.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
-from assay.harness.engines.inside.write_request import write_now
-from assay.harness.errors import UsageError
+from assay.harness.engines.inside.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control, write_now
 from assay.harness.evidence.envelope import FOLDER as ENVELOPE_FOLDER
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, PACK_FOLDER, LayerDiffRecord, layers_seen
-from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
 from assay.harness.progress import ProgressDisplay
@@ -36,8 +31,6 @@ from assay.harness.sides import Role
 _TRACED_COLD, _TRACED_WARM = 2, 4
 # Byte budget of all traces of a server's process.
 _TRACE_BYTES = 256 * 2**20
-# Token limit of the first two answers: one pass of each phase.
-_EARLY_TOKENS = 2
 
 
 def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
@@ -60,27 +53,12 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
         EngineError: the server failed.
         EvidenceError: it wrote nothing, or the folder cannot be written.
     """
-    from assay.harness.checks.replay import (
-        diagnose_recorded,  # torch, which only a layer diff needs; before the clock starts
-    )
-
-    begun = time.monotonic()
     place = folder.server_folder(engine.role)
     prompts = _prompts_of(plan)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
 
-    def diagnose() -> None:
-        pack = place / PACK_FOLDER
-        again = replay_command(pack, plan.candidate.name)
-        try:
-            findings = diagnose_recorded(pack, plan.candidate, again, served=engine.role == "candidate")
-        except UsageError:  # the candidate computed nothing: the final examination reports that
-            return
-        for finding in findings:
-            display.say(f"After {time.monotonic() - begun:.1f} s: {finding.sentence}")
-
-    shadow(engine, place, plan, diagnose, keeper(folder, plan), folder.nonce)
+    shadow(engine, place, plan, keeper(folder, plan), folder.nonce)
     labels = _trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
     _trace(engine, place, other, prompts, Control(substitute=layers_seen(place)))
@@ -107,16 +85,11 @@ def _prompts_of(plan: Plan) -> list[str]:
     return [item.prompt for item in plan.of("layers")]
 
 
-def shadow(
-    engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | None = None, keep: Keep = drop, seed: str = ""
-) -> None:
+def shadow(engine: Engine, place: Path, plan: Plan, keep: Keep = drop, seed: str = "") -> None:
     """Ask the short workload and the envelope's with the other backend in the shadow, and have its errors and the calls written.
 
     Args:
         engine: the server, launched with `environment`.
-        place: its folder.
-        plan: a run with a layer diff.
-        early: called once one question without and one with a cached prefix are written; the other questions follow.
         keep: gets the answers to the envelope's requests.
         seed: of these requests.
     """
@@ -125,12 +98,6 @@ def shadow(
     set_control(place, Control(shadow=True))
     spec, prompts = plan.spec, _prompts_of(plan)
     cold, warm = prompts[:COLD_QUESTIONS], prompts[COLD_QUESTIONS:]
-    if early:
-        first, cold, question, warm = cold[0], cold[1:], warm[0], warm[1:]
-        engine.flush_cache()
-        _send(engine, [first], _EARLY_TOKENS, 1)  # leaves the header in the cache
-        write_now(place, lambda: _send(engine, [question], _EARLY_TOKENS, 1))
-        early()
     for prompt in cold:
         engine.flush_cache()
         _send(engine, [prompt], spec.workload.token_limit, 1)

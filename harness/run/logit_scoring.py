@@ -13,16 +13,16 @@ sequence.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.engines.base import Engine
-from assay.harness.engines.sglang.score import Generation, Score, generate, score
+from assay.harness.engines.sglang.score import Generation, Score, generate
+from assay.harness.engines.sglang.score import score as score_tokens
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
     CACHE_STATES,
@@ -55,92 +55,41 @@ _FLOOR_EVERY = 2
 _Sequence = tuple[ScoredSequence, tuple[int, ...]]
 
 
-class ScoringHandover:
-    """Data that the reference's scoring hands to the candidate's, sequence by sequence, while both run.
-
-    Whoever reads waits, and gets the error that ended the reference's scoring.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.sequences: Future[list[_Sequence]] = Future()
-        # For each sequence, the reference's most probable tokens at each position by condition, int32 [positions, k].
-        self.top_ids: list[Future[Mapping[CacheState, Ints]]] = [Future() for _ in range(count)]
-
-    @classmethod
-    def of(cls, reference: Logits) -> ScoringHandover:
-        """Make a handover from a reference that was scored before."""
-        sequences = reference.header.sequences
-        handover = cls(len(sequences))
-        handover.sequences.set_result([(each, reference.ids_of(index)) for index, each in enumerate(sequences)])
-        for index, future in enumerate(handover.top_ids):
-            rows = reference.rows_of(index)
-            future.set_result({c: positions.top_ids[rows] for c, positions in reference.by_condition.items()})
-        return handover
-
-    def fail(self, error: BaseException) -> None:
-        """End the wait for what will not come."""
-        waited_for: list[Future[Any]] = [self.sequences, *self.top_ids]
-        for future in waited_for:
-            if not future.done():
-                future.set_exception(error)
+# What is scored, role and repeat, in this order: the candidate at the reference's most probable tokens, and so is the floor.
+SCORINGS: tuple[tuple[Role, int], ...] = (("reference", 0), ("reference", FLOOR_REPEAT), ("candidate", 0))
 
 
-# The reference is scored a second time, for its floor.
-_REPEATS: Mapping[Role, tuple[int, ...]] = {"reference": (0, FLOOR_REPEAT), "candidate": (0,)}
-
-
-def is_scored(folder: Path, role: Role) -> bool:
-    """Return True if nothing is left to score for a role, the reference's floor included."""
-    return all(logits_path(folder, role, repeat).exists() for repeat in _REPEATS[role])
-
-
-def score_role(
-    server: Engine,
-    items: Sequence[Item],
-    answers: Sequence[Answer],
-    folder: Path,
-    display: ProgressDisplay,
-    role: Role | None = None,
-    run: str = "",
-    handover: ScoringHandover | None = None,
-) -> None:
-    """Score the reference's tokens on a server, and write the result to the run's folder, unless it is there already.
-
-    The candidate is asked about the reference's tokens and its most probable tokens, so the reference is ahead: it was scored
-    before, or is scored at the same time and hands over sequence after sequence. It is scored on some sequences a second time, in
-    the opposite order, for the floor.
+def score(
+    server: Engine, items: Sequence[Item], answers: Sequence[Answer], folder: Path, display: ProgressDisplay,
+    role: Role, repeat: int = 0, run: str = "",
+) -> None:  # fmt: skip
+    """Score the reference's tokens on a server, and write the result to the run's folder.
 
     Args:
-        server: a running server; its cache is flushed.
-        items: the prompts.
+        server: a running server, which may be the other role's with substitution; its cache is flushed.
         answers: recorded answers; the reference's greedy ones (repeat 0) are compared, token by token, with its answers now.
-        folder: the run's folder.
-        display: shows the progress.
-        role: the role to score; None for the server's own. With substitution, one server can be both.
+        repeat: for the reference's floor, some sequences are scored again, in the opposite order.
         run: nonce of the run.
-        handover: between two roles that are scored at the same time; None where the reference was scored before.
 
     Raises:
-        EngineError: the server failed, or the reference's that hands over.
-        EvidenceError: the reference was not scored before the candidate, an answer was recorded to another prompt, or the folder
-            cannot be written.
+        EngineError: the server failed.
+        EvidenceError: the reference was not scored before, an answer was recorded to another prompt, or the folder cannot be
+            written.
     """
-    role = role or server.role
-    for repeat in _REPEATS[role]:
-        if logits_path(folder, role, repeat).exists():
-            continue
-        title = f"{role}: logits{' again' if repeat else ''}"
-        if role == "reference" and not repeat:
-            scored = _score_reference(server, items, answers, handover or ScoringHandover(len(items)), display, title)
-        elif repeat:
-            again = _scored_reference(folder, role, run)
-            again = again.only(range(0, len(again.header.sequences), _FLOOR_EVERY))
-            scored = _score_all(server, ScoringHandover.of(again), True, display, title)
-        else:
-            if handover is None or logits_path(folder, "reference", 0).exists():
-                handover = ScoringHandover.of(_scored_reference(folder, role, run))
-            scored = _score_all(server, handover, False, display, title)
-        write_logits(folder, _logits(server, scored, role, repeat, run))
+    title = f"{role}: logits{' again' if repeat else ''}"
+    if (role, repeat) == SCORINGS[0]:
+        scored = []
+        sequences = _generate_answers(server, items, answers)
+        for sequence, ids in sequences:
+            scores = _score_one(server, sequence, ids, {})
+            scored.append(_Scored(sequence, ids, scores, {c: own.top_ids for c, own in scores.items()}))
+            display.count(title, len(scored), len(sequences))
+    else:
+        reference = _scored_reference(folder, role, run)
+        if repeat:
+            reference = reference.only(range(0, len(reference.header.sequences), _FLOOR_EVERY))
+        scored = _score_again(server, reference, bool(repeat), display, title)
+    write_logits(folder, _logits(server, scored, role, repeat, run))
 
 
 @dataclass(frozen=True)
@@ -153,41 +102,17 @@ class _Scored:
     top_ids: Mapping[CacheState, Ints]
 
 
-def _score_reference(
-    server: Engine,
-    items: Sequence[Item],
-    answers: Sequence[Answer],
-    handover: ScoringHandover,
-    display: ProgressDisplay,
-    title: str,
-) -> list[_Scored]:
-    """Score the reference for the first time, and hand over what the candidate is asked about."""
-    scored = []
-    try:
-        sequences = _generate_answers(server, items, answers)
-        handover.sequences.set_result(sequences)
-        for index, (sequence, ids) in enumerate(sequences):
-            scores = _score_one(server, sequence, ids, {})
-            top_ids = {condition: score.top_ids for condition, score in scores.items()}
-            handover.top_ids[index].set_result(top_ids)
-            scored.append(_Scored(sequence, ids, scores, top_ids))
-            display.count(title, index + 1, len(sequences))
-    except BaseException as error:
-        handover.fail(error)
-        raise
-    return scored
-
-
-def _score_all(
-    server: Engine, handover: ScoringHandover, backwards: bool, display: ProgressDisplay, title: str
+def _score_again(
+    server: Engine, reference: Logits, backwards: bool, display: ProgressDisplay, title: str
 ) -> list[_Scored]:
     """Score the sequences of a reference, at its most probable tokens."""
-    each = list(zip(handover.sequences.result(), handover.top_ids, strict=True))
     scored = []
-    for (sequence, ids), future in reversed(each) if backwards else each:
-        top_ids = future.result()
+    numbers = range(len(reference.header.sequences))
+    for index in reversed(numbers) if backwards else numbers:
+        sequence, ids, rows = reference.header.sequences[index], reference.ids_of(index), reference.rows_of(index)
+        top_ids = {c: positions.top_ids[rows] for c, positions in reference.by_condition.items()}
         scored.append(_Scored(sequence, ids, _score_one(server, sequence, ids, top_ids), top_ids))
-        display.count(title, len(scored), len(each))
+        display.count(title, len(scored), len(numbers))
     return scored[::-1] if backwards else scored
 
 
@@ -198,15 +123,17 @@ def _score_one(
     server.flush_cache()
     # SGLang takes one list of ids for a sequence: the reference's top ids at any of its positions, in ascending order.
     return {
-        c: score(server, ids, sequence.start, _TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ())
+        c: score_tokens(
+            server, ids, sequence.start, _TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ()
+        )
         for c in CACHE_STATES
     }
 
 
-def score_again(server: Engine, reference: Logits, run: str, display: ProgressDisplay) -> Logits:
+def score_with_fault(server: Engine, reference: Logits, run: str, display: ProgressDisplay) -> Logits:
     """Score the sequences of a reference on a server with a seeded fault, at its most probable tokens. Nothing is written."""
     title = f"{server.role}: logits with a seeded fault"
-    scored = _score_all(server, ScoringHandover.of(reference), False, display, title)
+    scored = _score_again(server, reference, False, display, title)
     return _logits(server, scored, "candidate", 0, run)
 
 

@@ -7,19 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.evals.greedy import greedy_prompts
+from assay.evals.gsm8k import draw_gsm8k, is_gsm8k
 from assay.evals.loads import shapes_of
-from assay.evals.question_sets import draw
+from assay.evals.mmlu import draw_questions
 from assay.evals.questions import Question, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
-from assay.harness.engines.model import fit_of, resolve_model
+from assay.harness.engines.model import resolve_model
 from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.launch import check_engine_args
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.envelope import Envelope
+from assay.harness.evidence.fingerprint import read_fingerprint
 from assay.harness.evidence.records import Item, Suite
 from assay.harness.extras import require
-from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.sides import ROLES, Role
 from assay.harness.workload import Workload
@@ -144,7 +145,8 @@ def ask(plan: Plan, workload: Workload) -> Plan:
     }
     counts = {suite: count if suite in workload.suites else 0 for suite, count in of_suites.items()}
     most = max(*counts.values(), 1)
-    drawn = draw(workload.data, most, workload.order_seed, lambda: fit_of(plan.model, workload.token_limit))
+    draw = draw_gsm8k if is_gsm8k(workload.data) else draw_questions
+    drawn = draw(workload.data, most, workload.order_seed)
     items = _items(drawn.questions, counts, synthetic=workload.synthetic)
     return replace(plan, items=items, units=drawn.units)
 

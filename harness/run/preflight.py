@@ -13,9 +13,8 @@ from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang import memory
 from assay.harness.engines.sglang.catalog import check_version
 from assay.harness.errors import ChangedError, ExitCode, UsageError
-from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.evidence.fingerprint import Fingerprint, read_fingerprint
 from assay.harness.evidence.honours import BackendResult
-from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.baselines import since_accepted
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Device, Role, Side, flag_values
@@ -214,7 +213,6 @@ def unmet(
     Kernels declare it; the engine's own backends are measured. A candidate of the engine's own is run whatever it does.
 
     Args:
-        backends: of each role.
         asks: what its model asks for.
         served: dtype and head_dim in which it is measured; a role without them in the usual ones.
     """

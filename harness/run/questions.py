@@ -46,7 +46,6 @@ class QuestionStop:
     its own; `_changed` guards all of this, and wakes a role that waits for the other.
 
     Args:
-        plan: the checked run.
         answers: those of an earlier attempt.
         together: whether both roles are asked at the same time.
 
@@ -115,7 +114,6 @@ class QuestionStop:
         that the soonest pass needs: what one role answers and the other never will is wasted.
 
         Args:
-            role: which role.
             waiting: the questions it has not answered, in order.
             most: how many to ask at once.
             lead: how many questions it may be ahead of the other.

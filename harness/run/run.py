@@ -17,10 +17,10 @@ from assay.harness.engines.base import Engine
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.bench_folder import BenchFolder, bench_folder
 from assay.harness.evidence.folder import EndedFolder, RunFolder
-from assay.harness.evidence.invariance import InvarianceFolder, invariance_folder
+from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.evidence.layer_diff_record import pack_of
-from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.pack import PackManifest, read_manifest
+from assay.harness.evidence.run_file import new_nonce
 from assay.harness.interruption import like_ctrl_c, too_late
 from assay.harness.judge.baselines import attach_baselines
 from assay.harness.judge.build import build
@@ -34,7 +34,7 @@ from assay.harness.run import layer_diff
 from assay.harness.run.bench import BenchPlan, bench, plan_bench, timed_spec
 from assay.harness.run.collect import collect
 from assay.harness.run.invariance.drive import InvarianceSession
-from assay.harness.run.invariance.invariance_plan import InvariancePlan, Mode, compared_spec, gpu_count, plan_invariance
+from assay.harness.run.invariance.invariance_plan import Mode, compared_spec, gpu_count, plan_invariance
 from assay.harness.run.plan import Plan, ask, prepare
 from assay.harness.run.preflight import check_environment
 from assay.harness.run.run_folder import asked_roles, default_folder, note_changed_kernels, open_folder, recorded
@@ -186,13 +186,11 @@ class OpenRun:
     Attributes:
         plan: the checked run.
         bench: the checked latency suite; None if the run does not ask for it.
-        features: of the candidate, which must change nothing; None if the policy names none.
         folder: where all evidence goes.
     """
 
     plan: Plan
     bench: BenchPlan | None
-    features: InvariancePlan | None
     folder: RunFolder
 
     @classmethod
@@ -212,7 +210,7 @@ class OpenRun:
             kept_running: whether `servers` is to be used, which needs both servers at the same time.
         """
         plan = prepare(spec)
-        bench, features = _plan_parts(plan)
+        bench = _plan_bench(plan)
         check_environment(plan)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
@@ -221,10 +219,10 @@ class OpenRun:
         if baselines:
             status = attach_baselines(folder)
             display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")
-        return cls(plan, bench, features, folder)
+        return cls(plan, bench, folder)
 
     def collect(self, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
-        """Ask both servers what is still open, then time both and switch features. What ends the run early is recorded, not raised.
+        """Ask both servers what is still open, then time both. What ends the run early is recorded, not raised.
 
         Args:
             display: shows the progress.
@@ -240,7 +238,7 @@ class OpenRun:
     def servers(self, display: ProgressDisplay) -> Iterator[Mapping[Role, Engine]]:
         """Run the servers of a run for as long as a caller needs them; empty if one did not start, which is recorded.
 
-        Latency is timed first, on separate servers, which these would disturb; so are features switched.
+        Latency is timed first, on separate servers, which these would disturb.
         """
         self._measure_apart(display)
         roles = asked_roles(self.plan, self.folder)
@@ -254,12 +252,9 @@ class OpenRun:
             yield {} if self.folder.progress().failure else {engine.role: engine for engine in engines}
 
     def _measure_apart(self, display: ProgressDisplay) -> None:
-        """Time servers and switch features, in servers of their own: nothing else may compute meanwhile, such as a shadow."""
+        """Time servers of their own: nothing else may compute meanwhile, such as a shadow."""
         if (timed := self.bench) is not None:
             _make_part(self.folder, bench_folder(self.folder), lambda empty: bench(timed, empty, display))
-        if (features := self.features) is not None:
-            part = invariance_folder(self.folder)
-            _make_part(self.folder, part, lambda empty: InvarianceSession(features, empty, display).run())
 
     def end(self) -> None:
         """Seal the evidence, unless something ended the run early, so that it goes on later.
@@ -279,21 +274,10 @@ class OpenRun:
         return build(self.folder)
 
 
-def _plan_parts(plan: Plan) -> tuple[BenchPlan | None, InvariancePlan | None]:
-    """Check and plan the bench of a run and the comparison of its candidate's features, as far as they were asked for."""
-    spec = plan.spec
-    bench = plan_bench(ask(plan, timed_spec(spec).workload)) if "latency" in spec.workload.suites else None
-    if not spec.policy.invariance:
-        return bench, None
-    if plan.candidate.is_url:
-        raise UsageError(
-            f"--invariance: the candidate is the URL {plan.candidate}.",
-            "a candidate that assay starts, since features are switched where a server starts",
-            "name its backend, or leave --invariance out",
-        )
-    alone = compared_spec(spec.changed(reference=spec.candidate))
-    named = spec.policy.invariance
-    return bench, plan_invariance(prepare(alone), named, gpus=gpu_count(spec.device), flag="--invariance")
+def _plan_bench(plan: Plan) -> BenchPlan | None:
+    """Check and plan the bench of a run, if it was asked for."""
+    timed = "latency" in plan.spec.workload.suites
+    return plan_bench(ask(plan, timed_spec(plan.spec).workload)) if timed else None
 
 
 def _make_part(folder: RunFolder, part: _AnyPart, make: Callable[[_AnyPart], None]) -> None:

@@ -14,7 +14,7 @@ from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
 from assay.harness.errors import ChangedError, EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import QUESTION_PLAN, FailureResult, Manifest, QuestionPlan, hash_items, order_hash
-from assay.harness.evidence.nonce import new_nonce
+from assay.harness.evidence.run_file import new_nonce
 from assay.harness.files import file_name, portable, shown
 from assay.harness.judge.baselines import status_of
 from assay.harness.run.machine import origin_of
@@ -34,7 +34,6 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     """Begin the run in `path`, or resume it there.
 
     Args:
-        plan: the checked run.
         path: the run's folder.
         command: the command that repeats it: "run", or "gate" if it is compared with the accepted baselines.
 

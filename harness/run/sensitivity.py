@@ -15,8 +15,7 @@ from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
-from assay.harness.engines.inside.control import Control, set_control
-from assay.harness.engines.inside.write_request import write_now
+from assay.harness.engines.inside.control import Control, set_control, write_now
 from assay.harness.evidence.faults import (
     SENSITIVITY,
     SENSITIVITY_RECORD,
@@ -31,7 +30,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.judge.sensitivity import losses, p_no_loss
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.logit_scoring import score_again
+from assay.harness.run.logit_scoring import score_with_fault
 from assay.harness.run.plan import COLD_QUESTIONS, Plan
 from assay.harness.run.run_folder import asked_roles, shadowed_role
 from assay.harness.sides import Role
@@ -97,7 +96,7 @@ def _serve_fault(
         ):
             seen += answers(engine, asks[len(seen) :][:_AT_ONCE], workload.concurrency)
         if reference is not None and engine.scores:
-            logits = score_again(engine, reference, nonce, display)
+            logits = score_with_fault(engine, reference, nonce, display)
             write_logits(place / SENSITIVITY, logits)
             scored = len(logits.header.sequences)
         seeded = read_seeded_calls(place, token, nonce)

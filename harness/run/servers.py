@@ -18,7 +18,7 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
-from assay.harness.evidence.nonce import RUN
+from assay.harness.evidence.run_file import RUN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff
 from assay.harness.run.envelope import chunk_argument
@@ -42,9 +42,7 @@ def make_engine(
 
     Args:
         plan: backends, model, device, engine flags and timeouts.
-        role: the role.
         evidence: folder for what the server's process writes.
-        log: file for the server's output.
         cpu_core: see `Launch` and `core_of`.
         eager: see `Launch`.
         side: the role's side as it is launched; None for as it was asked.

@@ -26,11 +26,14 @@ def query_sums(outputs: Tensor, expected: Tensor) -> Tensor:
     Returns:
         float64 [..., rows, heads, 7], the columns of `SUMS`.
     """
-    b = expected.double()
-    each = max(1, _AT_ONCE // max(1, b.numel()))
-    if outputs.dim() > b.dim() and len(outputs) > each:
+    each = max(1, _AT_ONCE // max(1, expected.numel()))
+    if outputs.dim() > expected.dim() and len(outputs) > each:
         return torch.cat([query_sums(some, expected) for some in torch.split(outputs, each)])
-    a = outputs.detach().double()
+    rows = max(1, _AT_ONCE // max(1, expected[:1].numel()))
+    if len(expected) > rows:
+        parts = zip(torch.split(outputs, rows, -3), torch.split(expected, rows), strict=True)
+        return torch.cat([query_sums(some, of_these) for some, of_these in parts], -3)
+    a, b = outputs.detach().double(), expected.double()
     off, right = a - b, b.expand_as(a)
     if off.device.type == "cpu" and math.isfinite(float(off.sum())):  # of finite numbers alone: a fifth of the time
         lost = missing = off.new_zeros(off.shape[:-1])

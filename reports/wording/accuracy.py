@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.harness.evidence.run_file import RUN_AGAIN
-from assay.harness.judge.judgement import Metric
-from assay.harness.text import listed
-from assay.reports.wording.say import Found, Measured, says
+from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
 def _percent(share: float, digits: int = 1) -> str:
@@ -16,11 +14,6 @@ def _percent(share: float, digits: int = 1) -> str:
 
 def _points(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:.1f}"  # adding 0 turns -0.0 into 0.0
-
-
-@says
-def _nothing_compared() -> str:
-    return "Nothing was compared: no question was answered by both roles."
 
 
 @says
@@ -85,94 +78,8 @@ def _accuracy_undecided(
     )
 
 
-@says
-def _policy(lines: list[str]) -> str:
-    return f"Policy: {listed(lines)}."
-
-
-@says
-def _loss_of_accuracy(metric: Metric, questions: int, level: float) -> Measured:
-    return Measured(
-        "loss of accuracy",
-        in_points(metric),
-        f"Over the first {questions:,} questions: reference minus candidate, {by_betting(level)}",
-    )
-
-
-def in_points(metric: Metric) -> str:
-    """Say a loss of accuracy in points."""
-    return f"{metric.value:.1f} points"
-
-
-def by_betting(level: float) -> str:
-    """Name the interval of a loss of accuracy."""
-    return f"with its {_percent(level, 0)} interval by betting, which holds at every look"
-
-
-@says
-def _flip_floor(metric: Metric, flips: int, questions: int) -> Measured:
-    text = f"{flips} of {questions}" if questions else "not measured"
-    return Measured("reference's own flips", text, "Questions that the reference, asked twice, got right only once")
-
-
-@says
-def _questions(metric: Metric, most: int) -> Measured:
-    about = "The test looks after each question, in random order, and asking stops when it has decided"
-    return Measured("questions until the verdict", f"{metric.value:,.0f} of at most {most:,}", about)
-
-
-@says
-def _accuracy_not_requested() -> Found:
-    return Found("the suite accuracy was not requested", "assay run, or add accuracy to --suites")
-
-
-@says
-def _questions_planned(most: int, seed: int, margin: float, alpha: float, pairs: int, stopped: str) -> Found:
-    stop = f"; stopped after {pairs:,}: {stopped}" if stopped else ""
-    return Found(
-        f"at most {most:,} questions in the random order of seed {seed}, margin {margin:g}, alpha {alpha:g}{stop}"
-    )
-
-
-_NOT_PLANNED = {
-    "no record": "no record",
-    "settings": "a record of another seed, margin or alpha than the run's",
-    "questions": "a record of other questions, or of another order",
-    "population": "a record of a smaller set of questions",
-}
-
-
-@says
-def _questions_not_planned(differs: str) -> Found:
-    return Found(_NOT_PLANNED[differs], RUN_AGAIN)
-
-
-@says
-def _all_answered(answered: int, asked: int) -> Found:
-    return Found(f"{answered} of {asked}", "repeat the command, which resumes where it stopped")
-
-
-@says
-def _another_prompt_answered(answered: int, asked: int, mismatched: int, first: str) -> Found:
-    return Found(
-        f"{answered} of {asked}; answers to another prompt: {mismatched}, the first to {first}",
-        "run again with a new --out: these answers do not belong to this run's questions",
-    )
-
-
-@says
-def _questions_lost(count: int, first: list[str]) -> str:
-    return f"{count} questions lost; the first: {', '.join(first)}"
-
-
-@says
-def _candidate_unparsed(unparsed: int, answers: int) -> str:
-    return f"{unparsed} of the candidate's {answers} answers could not be parsed"
-
-
-@says
-def _no_telling_condition() -> str:
-    return "No condition separates right from wrong answers."
+BY_BETTING = "with its {level:percent} interval by betting, which holds at every look"
+"""The interval of a loss of accuracy, as a template."""
 
 
 _Rows = list[tuple[str, int, int, int]]
@@ -193,3 +100,46 @@ def _telling_condition(split: str, p: float, cached_prefix: bool, intact: _Rows,
 
 def _counts(rows: _Rows) -> str:
     return ", ".join(f"{right}/{of} at {bucket} (reference {reference}/{of})" for bucket, right, reference, of in rows)
+
+
+SENTENCES: Templates = {
+    "nothing-compared": "Nothing was compared: no question was answered by both roles.",
+    "policy": "Policy: {lines:listed}.",
+    "accuracy-not-requested": Found("the suite accuracy was not requested", "assay run, or add accuracy to --suites"),
+    "all-answered": Found("{answered} of {asked}", "repeat the command, which resumes where it stopped"),
+    "another-prompt-answered": Found(
+        "{answered} of {asked}; answers to another prompt: {mismatched}, the first to {first}",
+        "run again with a new --out: these answers do not belong to this run's questions",
+    ),
+    "candidate-unparsed": "{unparsed} of the candidate's {answers} answers could not be parsed",
+    "no-telling-condition": "No condition separates right from wrong answers.",
+    "loss-of-accuracy": Measured(
+        "loss of accuracy",
+        "{metric.value:.1f} points",
+        f"Over the first {{questions:,}} questions: reference minus candidate, {BY_BETTING}",
+    ),
+    "flip-floor": Measured(
+        "reference's own flips",
+        "{questions:if {flips} of {questions}|not measured}",
+        "Questions that the reference, asked twice, got right only once",
+    ),
+    "questions": Measured(
+        "questions until the verdict",
+        "{metric.value:,.0f} of at most {most:,}",
+        "The test looks after each question, in random order, and asking stops when it has decided",
+    ),
+    "questions-lost": "{count} questions lost; the first: {first:commas}",
+    "questions-planned": Found(
+        "at most {most:,} questions in the random order of seed {seed}, margin {margin:g}, alpha {alpha:g}"
+        "{stopped:if ; stopped after {pairs:,}: {stopped}|}"
+    ),
+    "questions-not-planned": Cases(
+        "differs",
+        {
+            "no record": Found("no record", RUN_AGAIN),
+            "settings": Found("a record of another seed, margin or alpha than the run's", RUN_AGAIN),
+            "questions": Found("a record of other questions, or of another order", RUN_AGAIN),
+            "population": Found("a record of a smaller set of questions", RUN_AGAIN),
+        },
+    ),
+}

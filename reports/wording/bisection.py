@@ -3,41 +3,10 @@
 from __future__ import annotations
 
 from assay.harness.text import ranges
-from assay.reports.wording.say import says
+from assay.reports.wording.say import Templates, says
 
 RIGHT = {"answers": "answers right", "text": "texts identical to the reference's"}
 """What is right of a prompt, by the criterion."""
-
-
-@says
-def _no_outcome_leads(layers: list[int], right: int, wrong: int) -> str:
-    return (
-        f"With the candidate in layers {ranges(layers)} the task was right {right} times and wrong {wrong} times: neither leads "
-        "clearly."
-    )
-
-
-@says
-def _prompts_too_noisy() -> str:
-    return "The task fails even with no layer substituted, so these prompts are too noisy to decide anything."
-
-
-@says
-def _reference_too_weak(right: int, prompts: int, by: str) -> str:
-    return f"The reference alone gets {right} of {prompts} right by {by}: a broken candidate could not look worse."
-
-
-@says
-def _right_in_all_layers(layers: int) -> str:
-    return f"The task is right even with the candidate in all {layers} layers."
-
-
-@says
-def _right_without_cached_prefix(layers: int, cached: int, prompts: int, tokens: int) -> str:
-    return (
-        f"The task is right with the candidate in all {layers} layers, but only {cached} of {prompts} prompts had a cached prefix "
-        f"of {tokens} tokens or more: run with the prefix cache on."
-    )
 
 
 @says
@@ -66,19 +35,19 @@ def _right_with_candidate(
     return f"{candidate} in {where}: {right} {RIGHT[by]}, the reference alone {alone} ({change})"
 
 
-@says
-def _layer_alone(layer: int, wrong: bool) -> str:
-    return f"layer {layer}: {'wrong alone' if wrong else 'right alone, wrong only together with others'}"
-
-
-@says
-def _each_layer_needed() -> str:
-    return "each of these layers is needed: with any one of them running the candidate, the task is wrong again"
-
-
-@says
-def _errors_may_cancel() -> str:
-    return (
-        "more layers of the candidate were better than fewer at least once, so errors cancel or there is noise: another choice of "
-        "layers may also work"
-    )
+SENTENCES: Templates = {
+    "no-outcome-leads": "With the candidate in layers {layers:ranges} the task was right {right} times and wrong "
+    "{wrong} times: neither leads clearly.",
+    "prompts-too-noisy": "The task fails even with no layer substituted, so these prompts are too noisy to "
+    "decide anything.",
+    "reference-too-weak": "The reference alone gets {right} of {prompts} right by {by}: a broken candidate could "
+    "not look worse.",
+    "right-in-all-layers": "The task is right even with the candidate in all {layers} layers.",
+    "right-without-cached-prefix": "The task is right with the candidate in all {layers} layers, but only "
+    "{cached} of {prompts} prompts had a cached prefix of {tokens} tokens or more: run with the prefix cache on.",
+    "each-layer-needed": "each of these layers is needed: with any one of them running the candidate, the task "
+    "is wrong again",
+    "errors-may-cancel": "more layers of the candidate were better than fewer at least once, so errors cancel or "
+    "there is noise: another choice of layers may also work",
+    "layer-alone": "layer {layer}: {wrong:if wrong alone|right alone, wrong only together with others}",
+}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, GRAPH
+from assay.harness.conditions import BORDER_TOKENS, ENVELOPE
 from assay.harness.evidence.envelope import Ranges
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import Statement
 from assay.harness.text import counted, few, listed, met
-from assay.reports.wording.say import Found, say, says
+from assay.reports.wording.say import Found, Templates, say, says
 
 _FEATURES = {
     "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
@@ -60,12 +60,9 @@ def _lengths(
 
 
 def _compared(envelope: EnvelopeResult) -> Iterator[str]:
-    """Say which lengths were compared in the shadow, and how many of the calls CUDA graphs served."""
+    """Say which lengths were compared in the shadow."""
     for phase, words in _lengths(envelope, envelope.compared, envelope.reached).items():
-        of_graphs = envelope.calls(phase, GRAPH.id, *GRAPH.labels)
-        calls = sum(envelope.calls(phase, "batch", label) for label in BATCHES.labels)
-        graphs = f", {'all' if of_graphs == calls else 'some'} of them in CUDA graphs" if of_graphs else ""
-        yield f"{words}, in batches of {_in_words(envelope.compared[phase]['batch'])}{graphs}"
+        yield f"{words}, in batches of {_in_words(envelope.compared[phase]['batch'])}"
     if "decode" not in envelope.claimed:
         yield "decode is the reference's"
 
@@ -88,7 +85,7 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
         yield f"extend and decode in one call: {why}"
     for phase in envelope.claimed:
-        if phase in limits.graphs and not envelope.calls(phase, GRAPH.id, *GRAPH.labels):
+        if phase in limits.graphs:
             yield f"{phase} in CUDA graphs: " + (
                 "the servers ran it without"
                 if limits.graphs[phase] == "disabled"
@@ -119,24 +116,12 @@ def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> s
     return f"{phase}: {title} {lacking if isinstance(lacking, str) else _in_words(lacking)}"
 
 
-_START = "let assay start the servers, without a URL"
-_READ_LOGS = "see the servers' logs, and run again"
+_START_OR_READ = "{url:if let assay start the servers, without a URL|see the servers' logs, and run again}"
 _REMEDIES = {
-    "CUDA graphs": "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower",
     "texts part": "run again, which asks other prompts; where many texts part, compare in float32 or set envelope_tokens lower",
     "no prefix cache": "keep the prefix cache on",
     "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
 }
-
-
-@says
-def _envelope_not_requested(line: str) -> Found:
-    return Found(f"the suite layers was not requested; {line}", "add layers to --suites")
-
-
-@says
-def _envelope_not_counted(line: str, url: bool = True) -> Found:
-    return Found(f"no compared call was counted; {line}", _START if url else _READ_LOGS)
 
 
 @says
@@ -151,19 +136,15 @@ def _envelope_covered(layers: Sequence[tuple[str, int]], line: str) -> Found:
     return Found(f"{' and '.join(f'{count} layers in {phase}' for phase, count in layers)}; {line}")
 
 
-@says
-def _envelope_not_asked(suites: Sequence[str], line: str) -> Found:
-    lacking = listed(suites)
-    said = f"without the suite {lacking} the candidate's server answers no requests of the envelope; {line}"
-    return Found(said, f"add {lacking} to --suites")
-
-
-@says
-def _envelope_not_answered(line: str, url: bool = True) -> Found:
-    said = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-    return Found(said, _START if url else _READ_LOGS)
-
-
-@says
-def _envelope_answered(answers: int, line: str) -> Found:
-    return Found(f"{counted(answers, 'answer')}; {line}")
+SENTENCES: Templates = {
+    "envelope-not-requested": Found("the suite layers was not requested; {line}", "add layers to --suites"),
+    "envelope-answered": Found("{answers:counted answer}; {line}"),
+    "envelope-not-counted": Found("no compared call was counted; {line}", _START_OR_READ),
+    "envelope-not-answered": Found(
+        "no answer of the candidate's own server to the envelope's requests was compared; {line}", _START_OR_READ
+    ),
+    "envelope-not-asked": Found(
+        "without the suite {suites:listed} the candidate's server answers no requests of the envelope; {line}",
+        "add {suites:listed} to --suites",
+    ),
+}

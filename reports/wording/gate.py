@@ -4,46 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.judge.judgement import Metric
-from assay.harness.text import counted, listed, percent, two_digits
-from assay.reports.wording.accuracy import by_betting, in_points
-from assay.reports.wording.say import Found, Measured, says
-
-
-@says
-def _against_accepted() -> str:
-    return "Against the accepted answers:"
-
-
-@says
-def _own_error_grew(where: str, accepted: float, now: float, above: bool, line: str) -> str:
-    return (
-        f"Own error grew most at {where}: {percent(accepted)} accepted, {percent(now)} now, a factor "
-        f"{'above' if above else 'within'} the policy's {line}."
-    )
-
-
-@says
-def _non_inferior_anyway() -> str:
-    return "No loss beyond the margin is shown, and the candidate is non-inferior to the reference."
-
-
-@says
-def _nothing_in_common() -> str:
-    return "The run and the baseline measured nothing in common."
-
-
-@says
-def _loss_since_accepted(metric: Metric, level: float) -> Measured:
-    return Measured(
-        "loss of accuracy since it was accepted", in_points(metric), f"Accepted minus now, {by_betting(level)}"
-    )
-
-
-@says
-def _own_error_growth(metric: Metric) -> Measured:
-    text = "" if metric.value is None else f"{two_digits(metric.value)} times"
-    return Measured("growth of own error", text, "Largest over layers and conditions")
+from assay.harness.text import counted
+from assay.reports.wording.accuracy import BY_BETTING
+from assay.reports.wording.say import Found, Measured, Templates, says
 
 
 def _differing(differs: list[tuple[str, str, str]]) -> str:
@@ -88,21 +51,10 @@ def _no_baseline_accepted(backend: str, unused: list[str], damaged: Sequence[str
 
 
 @says
-def _reference_stored(name: str, needed: bool) -> Found:
-    used = "its answers serve as the reference's; no reference server was started"
-    return Found(f"{name}: {used if needed else 'not needed'}")
-
-
-@says
 def _reference_not_stored(backend: str, differs: list[tuple[str, str, str]], folder: str) -> Found:
     stale = f"the baseline of {backend} is stale: {_differing(differs)}"
     why = stale if differs else f"none was accepted for {backend}"
     return Found(f"{why}; the reference server was queried instead", _accept_again(folder))
-
-
-@says
-def _policy_strict() -> str:
-    return "margins, error rates and envelope are the defaults, or stricter"
 
 
 @says
@@ -115,17 +67,32 @@ def _policy_weakened(lines: list[str], declared: str) -> Found:
 
 
 @says
-def _suite_required(suite: str, ran: bool, line: str, required: list[str]) -> Found:
-    return Found(
-        f"{'it ran' if ran else 'it did not run'}; {line or f'a gate requires {listed(required)} (default)'}",
-        f"add {suite} to --suites, on servers that assay starts",
-    )
-
-
-@says
 def _ran_before(runs: int, verdicts: list[tuple[str, int]], last: str) -> Found:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
     return Found(
         f"{counted(runs, 'earlier run')} beside this one: {counts}; the last is {last}",
         "judge the treatment by all of its runs: assay runs lists them",
     )
+
+
+SENTENCES: Templates = {
+    "against-accepted": "Against the accepted answers:",
+    "non-inferior-anyway": "No loss beyond the margin is shown, and the candidate is non-inferior to the reference.",
+    "nothing-in-common": "The run and the baseline measured nothing in common.",
+    "policy-strict": "margins, error rates and envelope are the defaults, or stricter",
+    "own-error-grew": "Own error grew most at {where}: {accepted:percent} accepted, {now:percent} now, "
+    "a factor {above:if above|within} the policy's {line}.",
+    "own-error-growth": Measured(
+        "growth of own error", "{metric.value:times} times", "Largest over layers and conditions"
+    ),
+    "reference-stored": Found(
+        "{name}: {needed:if its answers serve as the reference's; no reference server was started|not needed}"
+    ),
+    "loss-since-accepted": Measured(
+        "loss of accuracy since it was accepted", "{metric.value:.1f} points", f"Accepted minus now, {BY_BETTING}"
+    ),
+    "suite-required": Found(
+        "{ran:if it ran|it did not run}; {line:or a gate requires {required:listed} (default)}",
+        "add {suite} to --suites, on servers that assay starts",
+    ),
+}

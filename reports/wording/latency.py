@@ -8,7 +8,7 @@ from assay.harness.judge.judgement import Metric
 from assay.harness.judge.latency_result import TimeMetric
 from assay.harness.statement import Statement
 from assay.harness.verdict import Check
-from assay.reports.wording.say import Found, Measured, say, says
+from assay.reports.wording.say import Found, Measured, Templates, say, says
 from assay.reports.wording.verdict import title_of_suite, unmet_sentence
 
 TIMES: dict[TimeMetric, str] = {
@@ -56,11 +56,6 @@ def _of_time(time: TimeMetric, load: str, why: Statement) -> str:
 
 
 @says
-def _no_ratio() -> str:
-    return "No ratio was measured."
-
-
-@says
 def _no_gain(faster: bool, wrong: list[tuple[str, str]]) -> str:
     suites = ", ".join(title_of_suite(*suite) for suite in wrong)
     return f"{'No speed-up: wrong' if faster else 'Wrong'} answers ({suites}){'' if faster else ': the times prove nothing'}."
@@ -104,16 +99,6 @@ def _times(metric: Metric) -> str:
 
 
 @says
-def _timed(rounds: int, loads: int, seconds: float) -> Found:
-    return Found(f"{rounds} rounds of {loads} loads in {seconds:.0f} s")
-
-
-@says
-def _not_timed(said: str) -> Found:
-    return Found(said, "repeat the command, which times both again")
-
-
-@says
 def _interpreted(kernels: list[str]) -> Found:
     said = f"{', '.join(kernels)}: interpreted, so the time measured is the interpreter's"
     return Found(said, "time it on a GPU, where Triton compiles it")
@@ -133,3 +118,10 @@ def _prompt_tokens_cached(**shares: float | None) -> Found:
     )
     settles = "keep the prefix cache on, and use servers that report cached tokens"
     return Found(f"{reported} of the prompt tokens were cached", settles)
+
+
+SENTENCES: Templates = {
+    "no-ratio": "No ratio was measured.",
+    "timed": Found("{rounds} rounds of {loads} loads in {seconds:.0f} s"),
+    "not-timed": Found("{said}", "repeat the command, which times both again"),
+}

@@ -8,9 +8,8 @@ from typing import Any
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.judge.judgement import Metric
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid
-from assay.harness.statement import Statement
-from assay.harness.text import counted, one_line, percent, ranges, some, two_digits
-from assay.reports.wording.say import Found, Measured, say, says
+from assay.harness.text import one_line, percent, ranges, some, two_digits
+from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
 def grid_title(grid: ErrorGrid) -> str:
@@ -26,11 +25,6 @@ def _layers(layers: list[int]) -> str:
 def _times_noise(worst: float) -> str:
     """Describe a multiple of a bound: "37x what noise explains"; "not finite"."""
     return f"{two_digits(worst)}x what noise explains" if math.isfinite(worst) else NOT_FINITE
-
-
-@says
-def _found_at(where: str, claim: Statement) -> str:
-    return f"{one_line(where)}: {say(claim)}."
 
 
 _BEYOND = {
@@ -53,31 +47,6 @@ def _beyond_noise(test: str, query: list[int] | None, observed: float, bound: fl
 
 
 @says
-def _tests_flag(flagged: int, tests: int) -> str:
-    return f"{flagged:,} of {tests:,} tests flag it"
-
-
-@says
-def _reference_not_right(where: str, claim: Statement) -> str:
-    return f"the reference is not right, so it proves nothing about the candidate: {_found_at(where, claim)}"
-
-
-@says
-def _reference_off(times: float) -> str:
-    return f"The reference is off by {two_digits(times)}x its own bound."
-
-
-@says
-def _recorded_calls_wrong(said: str) -> str:
-    return one_line(said, 400)
-
-
-@says
-def _recorded_call_out_of_bounds(worst: float) -> str:
-    return f"The own error of a recorded call is {_times_noise(worst)}."
-
-
-@says
 def _own_error_above_policy(value: float | None, line: str) -> str:
     return f"The largest own error is {_error(value)}, above {line}."
 
@@ -91,29 +60,6 @@ def _own_errors_within(
         f"The worst own error is {_times_noise(worst)}, that of a single query {two_digits(query)}x, and the worst gain "
         f"{two_digits(gain)}x, in {cells:,} cells ({of} queries, {passes:,} passes)."
     )
-
-
-@says
-def _error_below_noise(own: float, noise: str, least: float) -> str:
-    return (
-        f"the own error is {percent(own)}, and {noise} costs at least {percent(least)} on these calls: the kernel probably did not "
-        "run, or does not quantise what it declares"
-    )
-
-
-_LACKING = {
-    "truth": "Nothing was compared with the truth.",
-    "calls": "The candidate did not compute a call: {}.",
-    "cached prefix": "No compared call had {} cached tokens.",
-    "examination": "No recorded call was examined, so neither determinism nor overwritten inputs were tested.",
-    "examination of these calls": "The examination of recorded calls does not belong to this run: {}.",
-    "examined calls": "Neither determinism nor overwritten inputs were tested: {}.",
-}
-
-
-@says
-def _evidence_lacking(what: str, said: str) -> str:
-    return _LACKING[what].format(one_line(said, 300))
 
 
 # Of what a suite measures as a multiple of its bound: title, and what it is.
@@ -156,16 +102,6 @@ def _error(value: float | None) -> str:
     return NOT_FINITE if value is None else f"{value:.3g}"
 
 
-@says
-def _inherited_not_traced(said: str) -> str:
-    return f"inherited error: {said}"
-
-
-@says
-def _call_untested(layer: int, said: str) -> str:
-    return f"truth, layer {layer}: a call could not be compared with it: {one_line(said)}"
-
-
 _KNOWN = {
     "window": "the reference's window is off by one key there",
     "given": "one of both reads new K and V before they are stored in fewer bits there, and the other one after that",
@@ -181,52 +117,8 @@ def _difference_known(how: str, phase: str, layers: list[int]) -> str:
 
 
 @says
-def _phase_not_computed(phase: str, candidate: str) -> str:
-    return f"{phase}: {candidate} does not compute it"
-
-
-@says
-def _phase_not_seen(phase: str) -> str:
-    return f"{phase}: no call was seen; calls inside a replayed CUDA graph are not observable"
-
-
-@says
-def _condition_not_seen(phase: str, condition: str) -> str:
-    return f"{phase}, {condition}: no such call was seen"
-
-
-@says
 def _layers_not_seen(phase: str, layers: list[int], of: list[int]) -> str:
     return f"{phase}: no call of {some('layer', layers, of)} was seen"
-
-
-@says
-def _calls_not_recorded(layer: int, said: str) -> str:
-    return f"replay pack, layer {layer}: its calls could not be recorded: {one_line(said)}"
-
-
-@says
-def _calls_failed(layer: int, phase: str, calls: int, said: str) -> str:
-    return f"layer {layer}, {phase}, {calls:,} calls: {one_line(said)}"
-
-
-_NOT_COMPARED = {
-    "not requested": Found("the suite layers was not requested", "add layers to --suites"),
-    "no server": Found("no server could be instrumented", "let assay start the reference, without a URL"),
-    "no call": Found("no call was compared", RESUME),
-}
-
-
-@says
-def _layers_not_compared(why: str) -> Found:
-    return _NOT_COMPARED[why]
-
-
-@says
-def _calls_not_computed(calls: int, said: str) -> Found:
-    return Found(
-        f"the candidate did not compute {calls} calls: {said}", "fix the candidate so that it computes every call"
-    )
 
 
 @says
@@ -249,68 +141,11 @@ def _compared(phase: str, layers: int | None, lacking: list[int], heads: list[in
     return f"{phase}: not observed" if layers is None else f"{phase}: {layers} layers"
 
 
-_KEEP_ON = "keep the prefix cache on"
-_SHARED_HEADER = "questions that share a header"
-
-
-@says
-def _prefix_compared(some: bool, prefix: str, cache: bool = False) -> Found:
-    said = f"{'some' if some else 'no'} compared calls had {prefix} cached tokens"
-    return Found(said, f"ask {_SHARED_HEADER}" if cache else _KEEP_ON)
-
-
-@says
-def _no_question_answered() -> Found:
-    return Found("no question was answered", RESUME)
-
-
-@says
-def _cached_tokens_not_reported() -> Found:
-    settles = (
-        "use a server that reports cached tokens (SGLang: --enable-cache-report; vLLM: --enable-prompt-tokens-details)"
-    )
-    return Found("the server did not report how many tokens were cached", settles)
-
-
-@says
-def _questions_cached(met: int, questions: int, tokens: int, share: float, cache: bool = False) -> Found:
-    return Found(
-        f"{met} of {questions} questions had at least {tokens} cached tokens; {percent(share)} of them are needed",
-        f"ask {_SHARED_HEADER}" if cache else f"{_KEEP_ON}, and ask {_SHARED_HEADER}",
-    )
-
-
-@says
-def _matrix_absent() -> Found:
-    return Found("no result of it", REPEAT_RUN)
-
-
-@says
-def _matrix_of_another(kernel: str, candidate: str) -> Found:
-    return Found(f"a result of {kernel}, not of {candidate}", REPEAT_RUN)
-
-
-@says
-def _matrix_not_run(candidate: str, said: str) -> Found:
-    settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
-    return Found(one_line(said, 300), settles)
-
-
-@says
-def _matrix_computed(calls: int) -> Found:
-    return Found(f"{calls} calls were computed")
-
-
 @says
 def _op_calls_wrong(failing: int, calls: int, worst: float | None, title: str, said: str) -> str:
     at_worst = "" if worst is None else f", at worst {_times_noise(worst)}"
     named = one_line(f'"{title}"' if title else said, 300).rstrip(".")
     return f"{failing} of {calls} calls {_are(failing)} out of bounds{at_worst}: {named}."
-
-
-@says
-def _op_calls_unexplained(failing: int, worst: float) -> str:
-    return f"{counted(failing, 'call')} {_are(failing)} out of bounds, at worst {_times_noise(worst)}; no finding explains it."
 
 
 def _are(count: int) -> str:
@@ -323,7 +158,65 @@ def _op_calls_not_tested(missing: list[str]) -> str:
     return f"Not tested: {said or 'no call was computed'}."
 
 
-@says
-def _op_calls_within(worst: float, calls: int, shapes: str, refused: int) -> str:
-    more = f"; {refused} more were refused" if refused else ""
-    return f"The worst own error is {_times_noise(worst)}, in {calls} calls of {shapes}{more}."
+SENTENCES: Templates = {
+    "tests-flag": "{flagged:,} of {tests:,} tests flag it",
+    "reference-off": "The reference is off by {times:times}x its own bound.",
+    "error-below-noise": "the own error is {own:percent}, and {noise} costs at least {least:percent} on these "
+    "calls: the kernel probably did not run, or does not quantise what it declares",
+    "inherited-not-traced": "inherited error: {said}",
+    "call-untested": "truth, layer {layer}: a call could not be compared with it: {said:line}",
+    "phase-not-computed": "{phase}: {candidate} does not compute it",
+    "phase-not-seen": "{phase}: no call was seen; calls inside a replayed CUDA graph are not observable",
+    "condition-not-seen": "{phase}, {condition}: no such call was seen",
+    "calls-not-recorded": "replay pack, layer {layer}: its calls could not be recorded: {said:line}",
+    "calls-failed": "layer {layer}, {phase}, {calls:,} calls: {said:line}",
+    "calls-not-computed": Found(
+        "the candidate did not compute {calls} calls: {said}",
+        "fix the candidate so that it computes every call",
+    ),
+    "no-question-answered": Found("no question was answered", RESUME),
+    "matrix-absent": Found("no result of it", REPEAT_RUN),
+    "matrix-of-another": Found("a result of {kernel}, not of {candidate}", REPEAT_RUN),
+    "matrix-computed": Found("{calls} calls were computed"),
+    "found-at": "{where:line}: {claim}.",
+    "reference-not-right": "the reference is not right, so it proves nothing about the candidate: {where:line}: {claim}.",
+    "recorded-calls-wrong": "{said:line 400}",
+    "prefix-compared": Found(
+        "{some:if some|no} compared calls had {prefix} cached tokens",
+        "{cache:if ask questions that share a header|keep the prefix cache on}",
+    ),
+    "questions-cached": Found(
+        "{met} of {questions} questions had at least {tokens} cached tokens; {share:percent} of them are needed",
+        "{cache:if |keep the prefix cache on, and }ask questions that share a header",
+    ),
+    "matrix-not-run": Found(
+        "{said:line 300}", "see what assay check {candidate} reports, and repeat the run with a new --out"
+    ),
+    "cached-tokens-not-reported": Found(
+        "the server did not report how many tokens were cached",
+        "use a server that reports cached tokens (SGLang: --enable-cache-report; vLLM: --enable-prompt-tokens-details)",
+    ),
+    "recorded-call-out-of-bounds": "The own error of a recorded call is {worst:noise}.",
+    "op-calls-unexplained": "{failing:counted call} {failing:are} out of bounds, at worst {worst:noise}; no finding explains it.",
+    "op-calls-within": "The worst own error is {worst:noise}, in {calls} calls of {shapes}"
+    "{refused:if ; {refused} more were refused|}.",
+    "evidence-lacking": Cases(
+        "what",
+        {
+            "truth": "Nothing was compared with the truth.",
+            "calls": "The candidate did not compute a call: {said:line 300}.",
+            "cached prefix": "No compared call had {said} cached tokens.",
+            "examination": "No recorded call was examined, so neither determinism nor overwritten inputs were tested.",
+            "examination of these calls": "The examination of recorded calls does not belong to this run: {said:line 300}.",
+            "examined calls": "Neither determinism nor overwritten inputs were tested: {said:line 300}.",
+        },
+    ),
+    "layers-not-compared": Cases(
+        "why",
+        {
+            "not requested": Found("the suite layers was not requested", "add layers to --suites"),
+            "no server": Found("no server could be instrumented", "let assay start the reference, without a URL"),
+            "no call": Found("no call was compared", RESUME),
+        },
+    ),
+}

@@ -7,18 +7,12 @@ from typing import Any
 from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
 from assay.harness.text import percent
-from assay.reports.wording.say import Found, Measured, say, says
+from assay.reports.wording.say import Found, Measured, Templates, say, says
 
 
 def _nats(value: float | None) -> str:
     """Format with as many digits as the ends of an interval have in reports: fewer can lie outside of it."""
     return "an unknown number of nats" if value is None else f"{value:.3g} nats"
-
-
-@says
-def _nothing_scored(url: bool = True) -> Found:
-    start = "let assay start both servers, without a URL, or leave logits out of --suites"
-    return Found("nothing was scored", start if url else "see the servers' logs, and run again")
 
 
 @says
@@ -72,19 +66,6 @@ def _far(condition: str, count: int, prompts: int, times: float) -> str:
 
 
 @says
-def _heavy_tail(condition: str, spread: float, most: float) -> str:
-    return (
-        f"Scored {condition}, the prompts' KLs have a heavy tail: the logarithms of the larger half have a standard "
-        f"deviation of {spread:.2g}, more than {most:g}."
-    )
-
-
-@says
-def _mean_not_shown() -> str:
-    return "So the prompts that were asked do not show that the mean is within the limit."
-
-
-@says
 def _logits_beyond(p: float, **mean: Any) -> str:
     return f"{_found(**mean)}, above {_limit(**mean)}; p = {p:.2g}."
 
@@ -92,11 +73,6 @@ def _logits_beyond(p: float, **mean: Any) -> str:
 @says
 def _logits_within(**mean: Any) -> str:
     return f"{_found(**mean)}, within {_limit(**mean)}."
-
-
-@says
-def _bug_unseen(share: float) -> str:
-    return f"A bug in less than {percent(share)} of prompts may have met none of them."
 
 
 @says
@@ -145,13 +121,6 @@ def _far_prompts(metric: Metric, count: int, prompts: int, times: float, worst: 
 
 
 @says
-def _not_finite(metric: Metric, positions: int) -> Measured:
-    return Measured(
-        "positions that are not finite", f"{metric.value:,.0f}", f"In the candidate alone, of {positions:,} positions"
-    )
-
-
-@says
 def _kl_limit(source: str, noise: list[str], factor: float, floor: float | None, prompts: int) -> str:
     of = {"policy": "", "noise": f"{explained_by(noise)}; ", "floor": f"{factor:g} times the floor, "}[source]
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {prompts} prompts"
@@ -161,3 +130,21 @@ def _kl_limit(source: str, noise: list[str], factor: float, floor: float | None,
 def explained_by(noise: list[str]) -> str:
     """Name what explains a limit: the declared noise of both roles, or rounding."""
     return f"declared noise {' and '.join(noise)}" if noise else "rounding, since no other noise is declared"
+
+
+SENTENCES: Templates = {
+    "heavy-tail": "Scored {condition}, the prompts' KLs have a heavy tail: the logarithms of the larger half "
+    "have a standard deviation of {spread:.2g}, more than {most:g}.",
+    "mean-not-shown": "So the prompts that were asked do not show that the mean is within the limit.",
+    "bug-unseen": "A bug in less than {share:percent} of prompts may have met none of them.",
+    "not-finite": Measured(
+        "positions that are not finite",
+        "{metric.value:,.0f}",
+        "In the candidate alone, of {positions:,} positions",
+    ),
+    "nothing-scored": Found(
+        "nothing was scored",
+        "{url:if let assay start both servers, without a URL, or leave logits out of --suites|"
+        "see the servers' logs, and run again}",
+    ),
+}

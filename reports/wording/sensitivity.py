@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.statement import Statement
-from assay.reports.wording.say import Found, say, says
+from assay.reports.wording.say import Found, Templates, say, says
 
 _START_BOTH = "let assay start both servers, by the names of their backends"
 _ATTENTIVE = (
     "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
     "prefix cache on"
 )
-
-
-@says
-def _no_suite_for_faults() -> Found:
-    return Found("no suite that could see a fault was requested", "add accuracy, logits or layers to --suites")
-
-
-@says
-def _fault_not_seedable() -> Found:
-    return Found("a fault cannot be seeded in a server that assay did not start", _START_BOTH)
-
-
-@says
-def _no_fault_seeded() -> Found:
-    return Found("no fault was seeded", "repeat the command, which resumes")
 
 
 @says
@@ -46,21 +31,15 @@ def _faults_seen(fault: str, parts: list[tuple[str, bool, Statement]], unmeasure
     return Found(said, _ATTENTIVE)
 
 
-@says
-def _fault_in_answers(lost: int, gained: int, questions: int, p: float) -> str:
-    return f"{lost} lost and {gained} gained of {questions} questions, p = {p:.2g}"
-
-
-@says
-def _fault_without_divergences(not_finite: int) -> str:
-    return f"{not_finite} positions not finite" if not_finite else "no prompt was scored behind a cached prefix"
-
-
-@says
-def _fault_in_logits(above: int, prompts: int, limit: float, mean: float) -> str:
-    return f"{above} of {prompts} prompts above {limit:.3g} nats, {mean:.3g} on average"
-
-
-@says
-def _fault_in_layers(flagged: int, cells: int, worst: float) -> str:
-    return f"{flagged:,} tests out of bounds in {cells:,} cells, at worst {worst:.3g} times"
+SENTENCES: Templates = {
+    "no-suite-for-faults": Found(
+        "no suite that could see a fault was requested",
+        "add accuracy, logits or layers to --suites",
+    ),
+    "fault-not-seedable": Found("a fault cannot be seeded in a server that assay did not start", _START_BOTH),
+    "no-fault-seeded": Found("no fault was seeded", "repeat the command, which resumes"),
+    "fault-in-answers": "{lost} lost and {gained} gained of {questions} questions, p = {p:.2g}",
+    "fault-in-logits": "{above} of {prompts} prompts above {limit:.3g} nats, {mean:.3g} on average",
+    "fault-in-layers": "{flagged:,} tests out of bounds in {cells:,} cells, at worst {worst:.3g} times",
+    "fault-without-divergences": "{not_finite:if {not_finite} positions not finite|no prompt was scored behind a cached prefix}",
+}

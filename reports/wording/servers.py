@@ -8,31 +8,7 @@ from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.report import CallSummary, PassKernels
 from assay.harness.statement import Statement
 from assay.harness.text import counted, few, listed, percent
-from assay.reports.wording.say import Found, found_in, say, says
-
-
-@says
-def _candidate_never_started() -> Found:
-    return Found(
-        "there is no record of its server",
-        "start it, or restore the files of the run; candidate.log says why one did not start",
-    )
-
-
-@says
-def _not_instrumented(backend: str) -> Found:
-    return Found(
-        f"{backend} is a server that assay did not start and cannot instrument",
-        "let assay start the candidate, by its backend's name",
-    )
-
-
-@says
-def _no_call_counted(phase: str, backend: str) -> Found:
-    return Found(
-        f"no {phase} call of {backend} was counted",
-        f"run so that {backend} computes {phase}; see candidate.log for what ran instead",
-    )
+from assay.reports.wording.say import Found, Templates, found_in, say, says
 
 
 @says
@@ -49,11 +25,6 @@ def _layers_lacking(kernel: str, ran: int, layers: int, lacking: list[int]) -> F
 
 
 @says
-def _own_kernel_called(kernel: str, calls: int, layers: int) -> str:
-    return f"{kernel} {calls:,} calls in {layers} layers"
-
-
-@says
 def _decode_calls(shares: list[tuple[str, int, int]], least: float) -> Found:
     compiled = ", ".join(f"{calls:,} of {of:,} decode calls of the {role}" for role, calls, of in shares)
     return Found(
@@ -64,12 +35,6 @@ def _decode_calls(shares: list[tuple[str, int, int]], least: float) -> Found:
 
 _Ran = list[tuple[str, int]]
 _FIND_OUT = "find out what the kernel computes instead, or declare what it launches"
-
-
-@says
-def _no_pass_traced(phase: str, of_reference: bool) -> Found:
-    whose = " of the reference" if of_reference else ""
-    return Found(f"no {phase} pass{whose} was traced", "run again, so that each server traces a pass")
 
 
 @says
@@ -131,54 +96,15 @@ def _pass_title(phase: str, cached_prefix: bool) -> str:
 
 
 @says
-def _not_both_started() -> Found:
-    return Found(
-        "there is no record of both servers", "start both, or restore the files of the run; see the servers' logs"
-    )
-
-
-@says
-def _not_started_by_assay() -> Found:
-    return Found("at least one server was not started by assay", "let assay start both servers")
-
-
-@says
-def _one_server(url: str) -> Found:
-    return Found(f"{url} is the server of both", "name another one as the candidate")
-
-
-@says
 def _other_backend_ran(other: list[tuple[str, str, str]]) -> Found:
     said = (f"the {role} was to be {asked}, and its server ran {ran}" for role, asked, ran in other)
     return Found("; ".join(said), RUN_AGAIN)
 
 
 @says
-def _arguments_not_reported() -> Found:
-    return Found("neither server reported its arguments", "use an engine that reports them")
-
-
-@says
 def _arguments_differ(arguments: list[tuple[str, str, str]], asked: list[str]) -> Found:
     differ = "; ".join(f"{name}: {ours} against {theirs}" for name, ours, theirs in arguments)
     return Found(differ, f"run again so that only {listed(asked) or 'nothing'} differs")
-
-
-@says
-def _flags_ignored(flags: list[str]) -> Found:
-    said = f"both servers report the same {listed(flags)}, which was asked to differ"
-    return Found(said, "see why the engine ignores the flag")
-
-
-@says
-def _served_otherwise(said: list[str]) -> Found:
-    differs = f"of what they served (A the reference, B the candidate), {'; '.join(said)}"
-    return Found(differs, "run again so that only the treatment differs; see assay compare of both")
-
-
-@says
-def _settings_not_compared(why: str) -> Found:
-    return Found(f"settings of the model were not compared ({why})", "repair what kept the server from reading them")
 
 
 @says
@@ -208,44 +134,9 @@ def _calls_disagree(first: list[tuple[str, Statement]], more: int) -> Found:
 
 
 @says
-def _prefill_in_graphs() -> str:
-    return "prefill ran in CUDA graphs, whose batches cannot be noted"
-
-
-@says
-def _prefill_calls(layer: int, cached_prefix: bool, calls: int, passes: int) -> str:
-    return f"layer {layer}{' with a cached prefix' * cached_prefix}: {calls:,} calls in {passes:,} passes"
-
-
-@says
-def _requests_not_admitted(count: int, answers: int, first: str) -> str:
-    return f"{count:,} of {answers:,} answered requests were not admitted, the first {first}"
-
-
-@says
-def _other_prefixes_reported(count: int, answers: int) -> str:
-    return f"{count:,} of {answers:,} answers report another cached prefix than their request had"
-
-
-@says
-def _too_few_decode_calls(layer: int, calls: int, tokens: int, needed: int) -> str:
-    return f"layer {layer}: {calls:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
-
-
-@says
 def _calls_agree(passes: list[int], requests: list[int]) -> str:
     counts = (" and ".join(f"{number:,}" for number in numbers) for numbers in (passes, requests))
     return "{} prefill passes in every layer, {} answered requests".format(*counts)
-
-
-@says
-def _answers_parsed(answers: int, otherwise: int) -> Found:
-    if not otherwise:
-        return Found(f"{answers:,} of {answers:,} letters are those of the texts")
-    return Found(
-        f"{otherwise:,} of {answers:,} answers were recorded with another letter than their text gives",
-        f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it",
-    )
 
 
 def counted_calls(call: CallSummary) -> str:
@@ -263,3 +154,52 @@ def traced_kernels(traced: PassKernels) -> str:
     named = _some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none that is known by name"
     rest = f"; {others} others" if others else ""
     return f"{traced.role}, {_pass_title(traced.phase, traced.cached_prefix)}: {named}{rest}"
+
+
+SENTENCES: Templates = {
+    "candidate-never-started": Found(
+        "there is no record of its server",
+        "start it, or restore the files of the run; candidate.log says why one did not start",
+    ),
+    "not-instrumented": Found(
+        "{backend} is a server that assay did not start and cannot instrument",
+        "let assay start the candidate, by its backend's name",
+    ),
+    "no-call-counted": Found(
+        "no {phase} call of {backend} was counted",
+        "run so that {backend} computes {phase}; see candidate.log for what ran instead",
+    ),
+    "own-kernel-called": "{kernel} {calls:,} calls in {layers} layers",
+    "not-both-started": Found(
+        "there is no record of both servers",
+        "start both, or restore the files of the run; see the servers' logs",
+    ),
+    "not-started-by-assay": Found("at least one server was not started by assay", "let assay start both servers"),
+    "one-server": Found("{url} is the server of both", "name another one as the candidate"),
+    "arguments-not-reported": Found("neither server reported its arguments", "use an engine that reports them"),
+    "settings-not-compared": Found(
+        "settings of the model were not compared ({why})",
+        "repair what kept the server from reading them",
+    ),
+    "prefill-in-graphs": "prefill ran in CUDA graphs, whose batches cannot be noted",
+    "requests-not-admitted": "{count:,} of {answers:,} answered requests were not admitted, the first {first}",
+    "other-prefixes-reported": "{count:,} of {answers:,} answers report another cached prefix than their request had",
+    "too-few-decode-calls": "layer {layer}: {calls:,} decode calls, but the answers' {tokens:,} further tokens "
+    "took at least {needed:,}",
+    "no-pass-traced": Found(
+        "no {phase} pass{of_reference:if  of the reference|} was traced", "run again, so that each server traces a pass"
+    ),
+    "flags-ignored": Found(
+        "both servers report the same {flags:listed}, which was asked to differ", "see why the engine ignores the flag"
+    ),
+    "served-otherwise": Found(
+        "of what they served (A the reference, B the candidate), {said:parts}",
+        "run again so that only the treatment differs; see assay compare of both",
+    ),
+    "prefill-calls": "layer {layer}{cached_prefix:if  with a cached prefix|}: {calls:,} calls in {passes:,} passes",
+    "answers-parsed": Found(
+        "{otherwise:if {otherwise:,} of {answers:,} answers were recorded with another letter than their text gives"
+        "|{answers:,} of {answers:,} letters are those of the texts}",
+        f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it",
+    ),
+}

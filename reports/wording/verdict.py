@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from assay.harness.conditions import BORDER_TOKENS
 from assay.harness.drivers.sweep.spec import SweepResult
 from assay.harness.judge.invariance_result import InvarianceResult
-from assay.harness.judge.judgement import BASELINE, INVARIANCE, LENGTH_RATIO, Judgement, SuiteVerdict
+from assay.harness.judge.judgement import BASELINE, LENGTH_RATIO, Judgement, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.sides import differing
@@ -21,7 +21,7 @@ NOT_RUN = "not run"
 """Word for a cell of a sweep that was not run."""
 _TITLES = {
     "greedy": "Greedy texts", "logits": "Logits", "layers": "Own error", "matrix": "Op-level matrix",
-    "baseline": "Accepted baseline", "invariance": "Invariance", "latency": "Latency",
+    "baseline": "Accepted baseline", "latency": "Latency",
 }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def title_of_suite(id: str, asked: str) -> str:
     """Name a suite by its id and the data set that was asked."""
     if id == "accuracy":
         # Data sets whose answers are no letters.
-        free = asked.partition(":")[0] in ("gsm8k", "retrieval", "lm-eval")
+        free = asked.partition(":")[0] == "gsm8k"
         return f"{'Questions' if free else 'Multiple-choice questions'}{f' of {asked}' if asked else ''}"
     return asked or _TITLES.get(id, id)
 
@@ -82,8 +82,6 @@ def _verdict_of(
 
     Args:
         cause: the finding that says what a wrong kernel does; None if there is none.
-        left_out: suites of a whole run that were not requested.
-        scope: what a pass covers.
     """
     unmet = [unmet_sentence(check) for check in checks if check.status in ("failed", "missing")]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
@@ -133,8 +131,6 @@ def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
     if cause is not None and cause.does:
         return f"{cause.does}{shown}"
     ids = {suite.id for suite in regressed}
-    if ids == {INVARIANCE}:
-        return f"changes its output with features that must change nothing{shown}"
     other = "its accepted baseline" if ids == {BASELINE} else "the reference"
     return f"is {'slower' if ids == {'latency'} else 'worse'} than {other}{f': {cause.title}' if cause else ''}{shown}"
 

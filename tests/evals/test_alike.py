@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from assay.evals.alike import alike
-from assay.evals.lm_eval_tasks import _EXACT_FOOTER
 from assay.evals.mmlu import in_random_order
 from assay.evals.questions import Question
 
+FOOTER = "\n\nThe last line of your response should be of the following format: 'Answer: $ANSWER' (without quotes)."
 WORDS = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text().split()
 
 
@@ -52,7 +52,7 @@ def test_short_texts_are_alike_to_none() -> None:
 def test_what_all_prompts_of_a_task_share_makes_no_questions_alike(words: int, shots: int) -> None:
     given = "\n\n".join(independent(shots, 100))
     questions = [
-        Question(f"q-{n}", "task", "other", f"{given}\n\n{text}{_EXACT_FOOTER}", "7", text, f"q-{n}")
+        Question(f"q-{n}", "task", "other", f"{given}\n\n{text}{FOOTER}", "7", text, f"q-{n}")
         for n, text in enumerate(independent(100, words))
     ]
     assert in_random_order(questions, 100, 0).units == 100
@@ -62,7 +62,7 @@ def test_a_template_behind_examples_is_one_unit() -> None:
     (given,) = independent(1, 200)
     texts = [f"In the year {n} a merchant of the town sells {n} barrels for twice what he paid." for n in range(9)]
     questions = [
-        Question(f"q-{n}", "task", "other", f"{given}\n\n{text}{_EXACT_FOOTER}", "7", text, f"q-{n}")
+        Question(f"q-{n}", "task", "other", f"{given}\n\n{text}{FOOTER}", "7", text, f"q-{n}")
         for n, text in enumerate([*texts, *independent(20)])
     ]
     assert in_random_order(questions, 29, 0).units == 21

@@ -1,26 +1,14 @@
-"""The document of ``assay runs``: dates, own errors, and the worst verdict of the newest runs."""
+"""The document of ``assay runs``: dates, own errors, and the newest run."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from assay.harness.judge.history import RunList, list_runs
+from assay.harness.judge.history import RunLine, RunList
 from assay.reports.runs import _worst_text, runs_document
 from assay.reports.summary import when
-from assay.reports.write import write_reports
-
-
-@pytest.fixture
-def listed(tmp_path: Path, examples: ModuleType) -> RunList:
-    """A run of each verdict."""
-    for number, name in enumerate(("passing", "regression", "inconclusive", "error")):
-        report = getattr(examples, name)().model_copy(update={"created": f"2026-11-2{number}T10:00:00+00:00"})
-        write_reports(report, tmp_path / "runs" / name)
-    return list_runs(tmp_path / "runs")
 
 
 @pytest.mark.parametrize(
@@ -36,19 +24,13 @@ def test_a_time_is_shown_to_the_minute(created: str, shown: str) -> None:
     assert when(created) == shown
 
 
-def test_the_document_has_the_worst_verdict_of_the_newest_runs(listed: RunList) -> None:
-    passed, *_ = (run for run in listed.runs if run.verdict == "pass")
-    others = [
-        passed.model_copy(update={"treatment": {"backend": ("a", "other")} | more, "verdict": verdict, "created": at})
-        for more, verdict, at in (
-            ({}, "regression", "2026-11-01"),
-            ({}, "pass", "2026-11-02"),
-            ({"--page-size": ("1", "16")}, "inconclusive", "2026-11-03"),
-        )
+def test_the_newest_run_is_the_headline() -> None:
+    runs = [
+        RunLine(folder=f"runs/{n}", verdict=verdict, created=f"2026-11-2{n}") for n, verdict in ((3, "pass"), (2, "regression"))
     ]
-    document = runs_document(RunList(folder="runs", runs=(passed, *reversed(others))))
-    assert document.verdict == "inconclusive", "an earlier regression is history, and the newest run of all passed"
-    assert runs_document(listed.model_copy(update={"runs": ()})).verdict is None
+    document = runs_document(RunList(folder="runs", runs=tuple(runs)))
+    assert (document.verdict, document.headline, document.code) == ("pass", "The newest: pass.", 0)
+    assert runs_document(RunList(folder="runs", runs=())).verdict is None
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,8 @@ from assay.harness.engines.inside.attachment import Attachment
 from assay.harness.engines.inside.candidates import Candidate
 from assay.harness.engines.inside.faults import Faults, FaultyCandidate
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.substitution import Substitution
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.sglang.attach import _observe
-from assay.harness.engines.sglang.graph_passes import Replays
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY
 
@@ -83,7 +81,6 @@ class Server:
         table = torch.arange(SLOTS).reshape(4, 64)
         self.runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu")
         self.backend = Backend(self.runner)
-        self.replays = Replays(SimpleNamespace())
         self.generator = torch.Generator().manual_seed(seed)
 
     def step(
@@ -127,5 +124,5 @@ def attach(
     faults = Faults(folder)
     faulty = FaultyCandidate(candidate, faults) if candidate else None
     behind = Shadow(folder / SENSITIVITY, faulty, None)
-    attachment = Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind)
-    _observe(server.backend, "mine", attachment, server.replays, Pages(server.runner))
+    attachment = Attachment(folder, shadow, candidate, tracer, faults, behind)
+    _observe(server.backend, "mine", attachment, Pages(server.runner))

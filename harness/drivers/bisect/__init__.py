@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-SCHEMA: Literal["assay.bisect/6"] = "assay.bisect/6"
+SCHEMA: Literal["assay.bisect/7"] = "assay.bisect/7"

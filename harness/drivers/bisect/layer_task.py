@@ -45,7 +45,7 @@ class ProbeRecord(Record):
 class LayerBisection(SearchResult):
     """``bisect.json``: a layer bisection and its result. A file of another schema is not read: a bisection is repeated."""
 
-    schema_id: Literal["assay.bisect/6"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect/7"] = Field(SCHEMA, alias="schema")
     reference: str
     candidate: str
     model: str

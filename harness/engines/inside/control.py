@@ -1,4 +1,4 @@
-"""Control of a server that the harness started: environment variables at its start, and a file while it runs.
+"""Control of a server that the harness started: environment variables at its start, and files while it runs.
 
 The server reads this file, the control, at the start of each pass: a scheduler reacts to nothing but requests. A request that is
 sent after `set_control` has returned is certain to see the new control. A server without the file does nothing.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.shadow_errors import FOLDER, written_requests
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 
@@ -43,6 +46,9 @@ MODEL_HASH = "ASSAY_MODEL_HASH"
 CONTROL = "control.json"
 """File of the control, in a server's folder."""
 _SUBSTITUTED = "substituted"
+# A write request: every process checks this file at the end of a pass, which any short question causes.
+_WRITE_REQUEST = "write-request"
+_POLL_INTERVAL_S = 0.05
 
 
 class TracedRequest(Record):
@@ -132,7 +138,6 @@ def set_control(folder: Path, control: Control) -> str:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``), created if it does not exist.
-        control: what the server does from now on.
 
     Returns:
         The token of the setting.
@@ -186,3 +191,45 @@ def _session(folder: Path, fault: str) -> str:
         return setting.session if setting.control.fault == fault else ""
     except EvidenceError:
         return ""
+
+
+def latest_write_request(folder: Path) -> str:
+    """Read the token of the latest write request; empty if there was none."""
+    try:
+        return (folder / FOLDER / _WRITE_REQUEST).read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _is_written(folder: Path, token: str) -> bool:
+    """Return True if every living process that writes has served this request, and at least one has."""
+    served = [latest for process, latest in written_requests(folder).items() if Path(f"/proc/{process}").exists()]
+    return bool(served) and all(latest == token for latest in served)
+
+
+def write_now(folder: Path, poke: Callable[[], None], timeout_s: float = 30.0) -> None:
+    """Make a running server write its errors and its pack, and wait until it has.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        poke: sends the server a short question and waits for the answer; its errors are summed up like any other. Called once
+            or twice: in its first pass a process only learns how many layers there are.
+        timeout_s: seconds to wait in total, half of it after each poke.
+
+    Raises:
+        EvidenceError: nothing was written in time, or a file is damaged.
+    """
+    token = secrets.token_hex(8)
+    write_whole(folder / FOLDER / _WRITE_REQUEST, token, durable=False)
+    for _ in range(2):
+        poke()
+        deadline = time.monotonic() + timeout_s / 2
+        while time.monotonic() <= deadline:
+            if _is_written(folder, token):
+                return
+            time.sleep(_POLL_INTERVAL_S)
+    raise EvidenceError(
+        f"The server's shadow wrote nothing to {folder / FOLDER} in {timeout_s:g} s.",
+        "one file per process, written at the end of a forward pass",
+        "see the server's log",
+    )

@@ -18,7 +18,7 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.engines.inside.candidates import Candidate, Computes
 from assay.harness.engines.inside.observed_call import ObservedCall
 from assay.harness.evidence.faults import FOLDER, SEEDED_CALLS, SeededCalls
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 
 
 class Faults:
@@ -48,7 +48,6 @@ class Faults:
         """Compute the output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v].
 
         Args:
-            call: the call.
             out: its right output.
             noisy: whether `out` has the noise of a declared quantisation, which the wrong output then has as well.
         """

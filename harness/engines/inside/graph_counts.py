@@ -109,7 +109,5 @@ def count_call(tally: Tensor, index: int, layer: int) -> None:
 
     Args:
         tally: a tensor on the device, declared as mutated so that the compiler neither drops nor merges calls.
-        index: index of the function.
-        layer: number of the layer.
     """
     _COUNTED[index](layer)

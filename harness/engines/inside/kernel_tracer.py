@@ -32,7 +32,7 @@ from assay.harness.evidence.executed import (
     KernelTrace,
     TracedPass,
 )
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 
 # Name of the profiler's range around an attention call.
 _ATTENTION = "assay::attention"
@@ -74,7 +74,6 @@ class KernelTracer:
         """Run a pass, and trace it if the control names a profile that has no pass of its kind yet.
 
         Args:
-            forward: runs it.
             kind: returns its phase, and whether it has a cached prefix; None for what is neither phase or serves no request.
         """
         label = self._reader.latest().control.profile
@@ -150,9 +149,6 @@ def _kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
     """Count launches by kernel, in the events of a profile.
 
     Kernels on a device are listed wherever they were launched. PyTorch's operators are listed only inside of attention calls.
-
-    Args:
-        events: the profiler's (Kineto's) events.
     """
     on_host = [event for event in events if event.device_type() == DeviceType.CPU]
     ranges = sorted(

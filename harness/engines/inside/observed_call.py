@@ -1,11 +1,11 @@
 """What is observed inside of a server: calls at a boundary of its model, and the forward pass that they belong to.
 
-Nothing here knows an engine. An engine's adapter gives each call to `assay.harness.engines.inside.attachment` as an `EngineCall`.
+Nothing here knows an engine. An engine's adapter gives each call to `assay.harness.engines.inside.attachment`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -28,7 +28,6 @@ class ForwardPass:
         requests: the engine's request id per sequence.
         tokens: ids of the new tokens, [tokens].
         mixed: True if the engine put sequences in decode into an extend pass.
-        in_graph: True if a CUDA graph serves the pass.
     """
 
     number: int
@@ -37,7 +36,6 @@ class ForwardPass:
     requests: tuple[str, ...]
     tokens: Tensor
     mixed: bool = False
-    in_graph: bool = False
 
     def locate(self, row: int) -> tuple[int, int]:
         """Return the sequence of a query row, and the query's position among the new tokens of that sequence."""
@@ -46,43 +44,24 @@ class ForwardPass:
         return sequence, row - int(ends[sequence]) + self.new[sequence]
 
 
-@dataclass(frozen=True)
-class ObservedCall:
-    """A call at a boundary, after the reference has computed it.
+class ObservedCall(Protocol):
+    """A call at a boundary of an engine's model, as the engine makes it: making one must cost next to nothing.
 
     Attributes:
-        layer: number of the layer.
         phase: "extend" or "decode".
-        heads: q heads that this process computes.
-        forward_pass: the pass.
-        pack: gathers the call's tensors as a call of the kernel contract, for the one that it names in its errors. Raises
-            KernelRefused for what the contract cannot express.
-        native: the engine's own objects, which only candidates of that engine read.
-        given: K and V of the new tokens as the layer gave them, where the cache stores them in fewer bits; None elsewhere.
-        own: returns K and V of the new tokens as the layer gave them, [tokens, kv heads, dims]; None where it gives none, as one
-            that reads those of another layer.
+        forward_pass: the pass, once it was described: of a call that is observed, after the reference has computed it.
     """
 
-    layer: int
     phase: Phase
-    heads: int
     forward_pass: ForwardPass
-    pack: Callable[[str], AttentionCall]
-    native: Any
-    given: tuple[Tensor, Tensor] | None = None
-    own: Callable[[], tuple[Tensor, Tensor] | None] = lambda: None
-
-
-class EngineCall(Protocol):
-    """A call as an engine makes it, before anything is known to need it: making one must cost next to nothing."""
 
     @property
     def layer(self) -> int:
         """Number of the layer."""
 
     @property
-    def phase(self) -> Phase:
-        """ "extend" or "decode"."""
+    def heads(self) -> int:
+        """Number of q heads that this process computes."""
 
     @property
     def batch(self) -> Any:
@@ -96,8 +75,15 @@ class EngineCall(Protocol):
     def requests(self) -> Sequence[str]:
         """The engine's ids of the requests of the batch."""
 
-    def forward_pass(self, number: int) -> ForwardPass:
+    def describe_pass(self, number: int) -> ForwardPass:
         """Describe the pass. Raises KernelRefused if the contract cannot express it."""
 
-    def observed(self, forward_pass: ForwardPass) -> ObservedCall:
-        """Return the call, of a pass that was described before."""
+    def own(self) -> tuple[Tensor, Tensor] | None:
+        """Return K and V of the new tokens as the layer gave them, [tokens, kv heads, dims]; None where it gives none."""
+
+    @property
+    def given(self) -> tuple[Tensor, Tensor] | None:
+        """Return what `own` does where the cache stores it in fewer bits; None elsewhere."""
+
+    def pack(self, who: str) -> AttentionCall:
+        """Gather the tensors as a call of the kernel contract for `who`. Raises KernelRefused for what that cannot express."""

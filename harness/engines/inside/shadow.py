@@ -21,15 +21,21 @@ from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.noise import BESIDE_FP8
 from assay.harness.backend import Backend
 from assay.harness.engines.inside.candidates import Candidate, output_of
+from assay.harness.engines.inside.control import latest_write_request
 from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
 from assay.harness.engines.inside.pack_writer import PackWriter, stratum
-from assay.harness.engines.inside.reduction import LayerSums
 from assay.harness.engines.inside.truth_sums import TruthSums, check_stored, sampled_rows
-from assay.harness.engines.inside.write_request import latest_write_request
 from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits
 from assay.harness.evidence.envelope_counting import EnvelopeCounting, Values
-from assay.harness.evidence.error_table import condition_numbers, joined
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.error_table import (
+    CONDITION_COUNT,
+    DISTANCE,
+    ErrorTable,
+    cell_index,
+    condition_numbers,
+    joined,
+)
+from assay.harness.evidence.run_file import nonce_of_process
 from assay.harness.evidence.shadow_errors import (
     FOLDER,
     FailedCalls,
@@ -37,6 +43,7 @@ from assay.harness.evidence.shadow_errors import (
     WorstCase,
     write_shadow_errors,
 )
+from assay.harness.stats.error_sums import query_sums, relative_l1
 
 _WRITE_INTERVAL_S = 0.5
 _MAX_WRITE_SHARE = 0.05  # of wall-clock time
@@ -47,6 +54,33 @@ _MAX_PASSES = 256  # kept in memory until the worst cases among them are resolve
 def _beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
     """Return the noise family of an engine's own backends: beside a cache of fewer bits they store q and weights so too."""
     return BESIDE_FP8 if stored else ""
+
+
+class LayerSums:
+    """The differences of a layer's outputs, added up on the device: a row per condition, a column per head."""
+
+    def __init__(self, heads: int, device: torch.device) -> None:
+        self.heads = heads
+        self._sums = torch.zeros(CONDITION_COUNT, heads, len(DISTANCE), dtype=torch.float64, device=device)
+
+    def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Add the errors of a call's outputs, [rows, heads, head_dim]; `conditions`, int64 [rows], are those of its queries.
+
+        Returns the worst query and head by relative L1, and by the sum of |out - reference|, which is not misled by a query whose
+        reference is nearly zero: each as the number, float64 [], and its index into [rows, heads], on the device.
+        """
+        # Where the reference is not finite, nothing is expected of the candidate.
+        sums = query_sums(out, reference.masked_fill(~reference.isfinite(), torch.nan))[..., : len(DISTANCE)]
+        self._sums.index_add_(0, conditions, sums)
+        worst = (relative_l1(sums).flatten().max(0), sums[..., DISTANCE.index("difference")].flatten().max(0))
+        return [(value, at) for value, at in worst]
+
+    def cells(self, layer: int, first_head: int) -> ErrorTable:
+        """Return the observed cells of a layer; `first_head` is the first that this process computes."""
+        sums = self._sums.cpu().numpy()
+        seen = sums[..., -3:].any(-1)
+        index = cell_index(layer, range(first_head, first_head + self.heads), range(CONDITION_COUNT))
+        return ErrorTable.of(index[seen], sums[seen])
 
 
 class Shadow:
@@ -153,11 +187,9 @@ class Shadow:
             self._resolve_worst()
         self._pass = of_pass = self._passes[call.forward_pass.number] = call.forward_pass
         if self._counting is not None and call.phase == "decode":
-            self._values = self._counting.decode(of_pass.prefix, of_pass.requests, in_graph=of_pass.in_graph)
+            self._values = self._counting.decode(of_pass.prefix, of_pass.requests)
         elif self._counting is not None:
-            self._values = self._counting.extend(
-                of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed, in_graph=of_pass.in_graph
-            )
+            self._values = self._counting.extend(of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed)
         numbers = condition_numbers(call.phase, of_pass.new, of_pass.prefix)
         self._numbers, self._conditions = numbers, torch.from_numpy(numbers).to(out.device)
         # Seeded by the pass as well, so that all layers and all processes compare the same queries.

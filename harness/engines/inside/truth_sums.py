@@ -56,8 +56,6 @@ def sampled_rows(new: Sequence[int], prefix: Sequence[int], random: np.random.Ge
     bucket; then queries at block borders, counted from the first new token and from the first token of the prefix; then any.
 
     Args:
-        new: new tokens per sequence.
-        prefix: cached prefix per sequence.
         random: draws what is not certain to be chosen.
     """
     total = sum(new)
@@ -98,7 +96,6 @@ class TruthSums:
     """The sums of one layer and phase, by condition and head.
 
     Args:
-        heads: q heads that this process computes.
         candidate_noise: name of the candidate's noise family.
         reference_noise: name of the reference's noise family.
         reads_given: whether the candidate has K and V as they were given too, and may read either.
@@ -193,12 +190,7 @@ class TruthSums:
             self._sums[condition] = sums[:, number] if known is None else known + sums[:, number]
 
     def cells(self, layer: int, first_head: int) -> ErrorTable:
-        """Return the cells with their layer and heads.
-
-        Args:
-            layer: number of the layer.
-            first_head: number of the first head that this process computes.
-        """
+        """Return the cells with their layer and heads."""
         worst = self._queries.cells(layer, first_head)
         if not self._sums:
             return worst
@@ -232,7 +224,6 @@ class _WorstQueries:
         """Add queries of a call, and return the candidate's bounds, [rows, heads + 1].
 
         Args:
-            call: the call.
             outputs: of the candidate and of the reference, float64 [2, rows, heads, head_dim].
             honest: by role, its noise family, and what honest implementations of that answer, float64 [members, rows, heads,
                 head_dim].
@@ -272,12 +263,7 @@ class _WorstQueries:
         return limits
 
     def cells(self, layer: int, first_head: int) -> ErrorTable:
-        """Return the cells with their layer and heads.
-
-        Args:
-            layer: number of the layer.
-            first_head: number of the first head that this process computes.
-        """
+        """Return the cells with their layer and heads."""
         if not self._worst:
             return joined([])
         rows = np.stack(list(self._worst.values()))  # [conditions, roles, heads + 1, columns]
@@ -369,7 +355,6 @@ def _as_asked(
     Where a cache stores fewer bits, a backend may read new K and V before or after they are stored, and neither is wrong.
 
     Args:
-        call: the call.
         rows: packed rows of the queries, int64 [rows].
         output: the output of these, float64 [rows, heads, head_dim_v].
         right: the truth, likewise, 0 where it is not defined.

@@ -6,7 +6,6 @@ Attaching wraps a backend's ``forward_extend`` and ``forward_decode``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,18 @@ from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.observed_call import Phase
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.substitution import Substitution
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.engines.sglang.engine_call import SGLangCall
-from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, graphs_of, observe_graphs, served_batch
+from assay.harness.engines.sglang.graph_passes import graphs_of, served_batch, watch_graphs
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.engines.sglang.served_kernel import make_candidate
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source, rank_folder
-
-# Arguments of a backend, beside q, k and v, that have a row per token.
-_BY_TOKEN = ("q_rope", "k_rope")
+from assay.harness.evidence.run_file import nonce_of_process
 
 
 def _limits(runner: Any) -> EngineLimits:
@@ -55,8 +50,8 @@ def _limits(runner: Any) -> EngineLimits:
 
 
 @cache
-def _attachment(runner: Any, folder: Path) -> tuple[Attachment, Replays]:
-    """Return the one attachment of a server process, and what its decode graphs keep of their calls."""
+def _attachment(runner: Any, folder: Path) -> Attachment:
+    """Return the one attachment of a server process."""
     import sglang
     from sglang.srt.distributed.parallel_state import (
         get_tensor_model_parallel_rank,
@@ -79,17 +74,16 @@ def _attachment(runner: Any, folder: Path) -> tuple[Attachment, Replays]:
     faults = Faults(folder)
     shadow = Shadow(folder, built, new_writer, rank, ranks, native_noise=native_noise, limits=_limits(runner))
     reader = ControlReader(folder)
-    replays = Replays(runner.server_args)
-    observe_graphs(GraphObserver(lambda: reader.latest().control, replays))
+    watch_graphs(lambda: reader.latest().control.observes)
     faulty = FaultyCandidate(built, faults) if built else None
     return Attachment(
         folder,
         shadow,
-        Substitution(folder, built),
+        built,
         Tracer(folder, int(os.environ.get(TRACE) or 0), rank, ranks),
         faults,
         Shadow(folder / SENSITIVITY, faulty, None, rank, ranks, native_noise=native_noise),
-    ), replays  # fmt: skip
+    )  # fmt: skip
 
 
 def attach(backend: Any, name: str, runner: Any, folder: Path) -> Any:
@@ -97,8 +91,6 @@ def attach(backend: Any, name: str, runner: Any, folder: Path) -> Any:
 
     Args:
         backend: the reference. The model uses its outputs unless the control says otherwise.
-        name: name of the reference.
-        runner: SGLang's ModelRunner.
         folder: the server's folder (``ASSAY_EVIDENCE``).
 
     Raises:
@@ -107,58 +99,27 @@ def attach(backend: Any, name: str, runner: Any, folder: Path) -> Any:
     """
     if getattr(runner, "is_draft_worker", False):
         return backend  # the kernel contract does not cover the calls of a speculative draft model
-    return _observe(backend, name, *_attachment(runner, folder), _pages(runner))
+    return _observe(backend, name, _attachment(runner, folder), _pages(runner))
 
 
-def _observe(backend: Any, name: str, attachment: Attachment, replays: Replays, pages: Pages) -> Any:
+def _observe(backend: Any, name: str, attachment: Attachment, pages: Pages) -> Any:
     """Give every call of a backend object to the attachment from now on, and return the object."""
     attachment.attached_to(name)
 
     def attached(phase: Phase, forward: Any) -> Any:
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            # Compiled: the compiler traces this once, and what is seen of calls here would not be in its code. Nothing is observed.
-            if torch.compiler.is_compiling():
+            # Compiled or captured: Python runs now and never again. Nothing is observed.
+            if torch.compiler.is_compiling() or capturing():
                 return forward(q, k, v, layer, forward_batch, *args, **kwargs)
             if q.dim() == 4:  # Gemma 3 gives [1, tokens, heads, head_dim]
                 used = call(q.flatten(0, 1).flatten(1), k, v, layer, forward_batch, *args, **kwargs)
                 return used.view(*q.shape[:-1], -1) if isinstance(used, Tensor) else used
             extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
-            # Captured: Python runs now and never again, so the graph itself has to keep the tensors of later replays.
-            if capturing():
-                return captured(q, k, v, layer, forward_batch, extra, args, kwargs)
             batch, given = served_batch(forward_batch), (k, v)
             if attachment.observes(batch) and pages.stores_fewer_bits(layer, k):
                 given = k.clone(), v.clone()  # a backend may divide them by their scales in place
             out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
-            k, v = given
-            # Plain: attention was given the batch of the requests, and every row is one of theirs.
-            if batch is forward_batch or not isinstance(out, torch.Tensor):
-                return attachment.output(SGLangCall(phase, q, k, v, layer, batch, extra, pages), out, name)
-            # Static batch: a graph that calls attention from Python gives it buffers of its own, whose other rows are padding.
-            rows = len(batch.input_ids)
-            k, v = (x if x is None else x[:rows] for x in given)
-            made = SGLangCall(phase, q[:rows], k, v, layer, batch, extra, pages, in_graph=True)
-            used = attachment.output(made, out[:rows], name)
-            return torch.cat([used, out[rows:]])
-
-        def captured(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, extra: Any, args: Any, kwargs: Any) -> Any:
-            if phase != "decode":
-                return forward(q, k, v, layer, forward_batch, *args, **kwargs)
-            by_token = {key: value for key, value in extra.items() if key in _BY_TOKEN}
-            # Before the backend runs: it may scale K and V in place when it writes them to its pool.
-            replays.keep(id(layer), {"q": q, "k": k, "v": v, **by_token})
-            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
-            replays.keep(id(layer), {"out": out})
-
-            def observed(batch: Any, kept: Mapping[str, Tensor]) -> None:
-                arguments = extra | {key: kept[key] for key in by_token if key in kept}
-                made = SGLangCall(
-                    phase, kept["q"], kept.get("k"), kept.get("v"), layer, batch, arguments, pages, in_graph=True
-                )
-                attachment.output(made, kept["out"], name)
-
-            replays.observed_by(id(layer), observed)
-            return out
+            return attachment.output(SGLangCall(phase, q, *given, layer, batch, extra, pages), out, name)
 
         return call
 

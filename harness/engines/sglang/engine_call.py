@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.engines.inside.graph_counts import capturing
-from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
+from assay.harness.engines.inside.observed_call import ForwardPass, Phase
 from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, layer_number, lengths, spec_of
 
 _MIXED = "MIXED"
@@ -19,7 +18,7 @@ _MIXED = "MIXED"
 
 @dataclass
 class SGLangCall:
-    """An attention call as SGLang makes it, with what the backend's forward method receives; see `EngineCall`.
+    """An attention call as SGLang makes it, with what the backend's forward method receives; see `ObservedCall`.
 
     Attributes:
         phase: "extend" or "decode".
@@ -30,7 +29,7 @@ class SGLangCall:
         batch: SGLang's ForwardBatch.
         arguments: further arguments, without ``save_kv_cache``.
         pages: the KV pool.
-        in_graph: whether a CUDA graph serves the pass.
+        forward_pass: the pass, once it was described.
     """
 
     phase: Phase
@@ -41,7 +40,7 @@ class SGLangCall:
     batch: Any
     arguments: dict[str, Any]
     pages: Pages
-    in_graph: bool = False
+    forward_pass: ForwardPass = field(init=False)
 
     @property
     def layer(self) -> int:
@@ -58,36 +57,34 @@ class SGLangCall:
         """SGLang's ids of the requests of the batch."""
         return tuple(self.batch.rids or ())
 
-    def forward_pass(self, number: int) -> ForwardPass:
-        """Describe the pass.
+    @property
+    def heads(self) -> int:
+        """Number of q heads that this process computes."""
+        return int(self.radix_attention.tp_q_head_num)
 
-        Raises:
-            KernelRefused: the batch is padded, or its mode is not a phase of the contract.
-        """
+    def describe_pass(self, number: int) -> ForwardPass:
+        """Describe the pass. Raises KernelRefused if the batch is padded, or its mode is not a phase of the contract."""
         new, prefix = lengths(self.phase, self.batch, "the attached candidate")
         rows = self.q.shape[0]
         if sum(new) != rows:
             raise KernelRefused(f"a batch of {sum(new)} tokens has {rows} rows; start the server without padding")
         mixed = self.phase == "extend" and self.batch.forward_mode.name == _MIXED
-        return ForwardPass(
-            number, tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed, self.in_graph
-        )
+        return ForwardPass(number, tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed)
 
-    def observed(self, forward_pass: ForwardPass) -> ObservedCall:
-        """Return the call; its K and V are in the pool."""
-        heads = int(self.radix_attention.tp_q_head_num)
-        own = partial(self._own, sum(forward_pass.new))
-        given = own() if self.pages.stores_fewer_bits(self.radix_attention, self.k) else None
-        pack = partial(self._pack, forward_pass)
-        return ObservedCall(self.layer, self.phase, heads, forward_pass, pack, self, given, own)
+    @property
+    def given(self) -> tuple[Tensor, Tensor] | None:
+        """Return what `own` does where the pool stores it in fewer bits; None elsewhere."""
+        return self.own() if self.pages.stores_fewer_bits(self.radix_attention, self.k) else None
 
-    def _own(self, rows: int) -> tuple[Tensor, Tensor] | None:
-        """Return K and V of the first rows as the layer gave them; None where it gave none."""
+    def own(self) -> tuple[Tensor, Tensor] | None:
+        """Return K and V of the new tokens as the layer gave them; None where it gave none."""
+        rows = sum(self.forward_pass.new)
         _, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
         return None if k is None or self.v is None else (k[:rows], self.v[:rows])
 
-    def _pack(self, forward_pass: ForwardPass, who: str) -> AttentionCall:
+    def pack(self, who: str) -> AttentionCall:
+        """Gather the tensors; K and V are in the pool. Raises KernelRefused for what the contract cannot express."""
         spec = spec_of(self.radix_attention, self.arguments, self.phase, who)
-        new, prefix = list(forward_pass.new), list(forward_pass.prefix)
+        new, prefix = list(self.forward_pass.new), list(self.forward_pass.prefix)
         q, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
         return self.pages.packed_call(spec, q, self.radix_attention, self.batch, new, prefix, (k, self.v))

@@ -200,7 +200,6 @@ def ended(
     """Make the error of a server of which a process has ended.
 
     Args:
-        who: "the candidate server (sage_attn)".
         how: how its process ended: "exited with status 2".
         when: "during start-up" or "after it was ready".
         log: what it wrote.

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,12 @@ from assay.harness.engines.sglang import arguments
 from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
 from assay.harness.fingerprint.in_interpreter import (
     beside_config,
     generation_of,
+    observed,
     overridden,
     settings_of,
     tokens_of,
@@ -36,7 +36,7 @@ from assay.harness.fingerprint.in_interpreter import (
 )
 from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
-from assay.harness.text import one_line, ranges
+from assay.harness.text import ranges
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 # Parameters that engines are to keep in float32, by the names that SGLang gives them. A bias of the router's own product has the
@@ -70,17 +70,8 @@ def describe(runner: Any) -> Fingerprint:
     }
     if _rank():  # the first rank tells what all have alike
         del parts["tokens"], parts["generation"]
-    seen: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-    seconds: dict[str, float] = {}
     with torch.inference_mode():
-        for name, observe in parts.items():
-            begun = time.perf_counter()
-            try:
-                seen[name] = observe()
-            except Exception as error:
-                missing[name] = one_line(f"{type(error).__name__}: {error}", 200)
-            seconds[name] = round(time.perf_counter() - begun, 4)
+        seen = observed(parts)
     import sglang
 
     return Fingerprint(
@@ -88,8 +79,6 @@ def describe(runner: Any) -> Fingerprint:
         source="model runner",
         engine=engine_label("sglang", sglang.__version__, str(runner.device).partition(":")[0]),
         model=str(runner.server_args.model_path),
-        not_observed=missing,
-        seconds=seconds,
         **seen,
     )
 

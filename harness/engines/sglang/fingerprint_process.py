@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.engines.sglang.fingerprint import describe, resolved_arguments
-from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint
-from assay.harness.fingerprint.ranks import joined
+from assay.harness.evidence.fingerprint import OF_PROCESS
+from assay.harness.fingerprint.in_interpreter import observed
+from assay.harness.fingerprint.weights import joined
 from assay.harness.sides import flag_values
-from assay.harness.text import one_line
 
 # SGLang's variable: files of models that it does not import.
 _DISABLED = "SGLANG_DISABLED_MODEL_ARCHS"
@@ -73,7 +73,8 @@ def _in_rank(
     def loaded(*args: Any, **kwargs: Any) -> None:
         built, _ = load(*args, **kwargs)
         seconds = {"start": round(time.monotonic() - begun, 2)}
-        made = _observed(bench, built, getattr(built, "torch_runner", built), seconds)
+        runner = getattr(built, "torch_runner", built)
+        made = describe(runner).with_parts(observed({"positions": lambda: _positions(bench, built, runner)}), seconds)
         OF_PROCESS.write(folder, made, process=f"{rank:04}")
         if multiprocessing.parent_process() is not None:
             os._exit(0)
@@ -127,19 +128,6 @@ def _bench() -> tuple[Any, Any]:
     except ModuleNotFoundError:  # in older versions
         bench = import_module("sglang.bench_one_batch")
     return bench, bench.latency_test
-
-
-def _observed(bench: Any, built: Any, runner: Any, seconds: dict[str, float]) -> Fingerprint:
-    made = describe(runner)
-    update: dict[str, Any] = {}
-    begun = time.perf_counter()
-    try:
-        update["positions"] = _positions(bench, built, runner)
-    except Exception as error:
-        why = one_line(f"{type(error).__name__}: {error}", 200)
-        update["not_observed"] = {**made.not_observed, "positions": why}
-    taken = {"positions": round(time.perf_counter() - begun, 4)}
-    return made.model_copy(update={**update, "seconds": {**seconds, **taken, **made.seconds}})
 
 
 def _positions(bench: Any, built: Any, runner: Any) -> tuple[int, ...]:

@@ -29,9 +29,7 @@ def hold_both(
     """Return True if two servers of the same model fit side by side.
 
     Args:
-        device: where they run.
         model_bytes: bytes of the weights on disk; None if unknown, which counts as too large.
-        available_bytes: free memory of the device.
         mem_fraction: a CUDA server's ``--mem-fraction-static``.
     """
     if model_bytes is None:

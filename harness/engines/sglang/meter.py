@@ -16,7 +16,7 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.kernel_tracer import kernel_tracer
 from assay.harness.engines.inside.meter import Meter, admissions, replays
-from assay.harness.engines.sglang.graph_passes import observe_graphs, served_batch
+from assay.harness.engines.sglang.graph_passes import served_batch, watch_graphs
 from assay.harness.engines.sglang.kv_pool import layer_number
 from assay.harness.evidence.counters import CounterRow
 
@@ -70,7 +70,7 @@ def watch(runner: Any, name: str, backend: Any, folder: Path) -> None:
     """
     from assay.harness.engines.sglang.fingerprint import FingerprintWriter
 
-    observe_graphs(count=replays(folder))
+    watch_graphs(count=replays(folder))
     tracer, writer = kernel_tracer(folder), FingerprintWriter(runner, folder)
     tracer.served_by(name, getattr(backend, "assay_declared", Declaration()))
     forward = runner.forward

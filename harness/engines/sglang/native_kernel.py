@@ -68,13 +68,11 @@ class LayerRequest:
     Attributes:
         stored: dtype of the KV pool; None for that of k and v.
         scales: what a stored K and a stored V are multiplied by; None for none.
-        cross: True if k and v are those of an encoder's tokens: q attends to all of them, and decode finds them in the pool.
         drafts: True if the new tokens are a chain of drafts that is verified: as many of each sequence.
     """
 
     stored: torch.dtype | None = None
     scales: tuple[float, float] | None = None
-    cross: bool = False
     drafts: bool = False
 
 
@@ -121,7 +119,7 @@ class NativeKernel:
             _Shape(
                 self.backend, self._device, self._page, heads, kv_heads, head_dim, call.v.shape[2], call.q.dtype,
                 batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length, window=call.spec.mask.window,
-                stored=layer.stored, cross=layer.cross, drafts=call.lens_q[0] if layer.drafts else 0,
+                stored=layer.stored, drafts=call.lens_q[0] if layer.drafts else 0,
                 latent_scale=call.scale if call.spec.layout == "v in k" else 0.0,
             )
         )  # fmt: skip
@@ -275,7 +273,6 @@ class _Shape:
     length: int
     window: int = 0
     stored: torch.dtype | None = None
-    cross: bool = False
     drafts: int = 0
     latent_scale: float = 0.0
     """Of the scores beside a cache of latents: FlashInfer's MLA backend plans with the model's own. 0 for a cache of K and V."""
@@ -310,7 +307,7 @@ class _Runner:
         self._pool, self._table = self._runner.token_to_kv_pool, self._runner.req_to_token_pool.req_to_token
         self._layer = RadixAttention(
             num_heads=shape.heads, head_dim=shape.head_dim, scaling=1.0, num_kv_heads=shape.kv_heads, layer_id=0,
-            v_head_dim=shape.head_dim_v, sliding_window_size=_before(shape.window) or -1, is_cross_attention=shape.cross,
+            v_head_dim=shape.head_dim_v, sliding_window_size=_before(shape.window) or -1,
         )  # fmt: skip
 
     def _of_latents(self, shape: _Shape) -> Any:
@@ -326,9 +323,8 @@ class _Runner:
         config = kit.TinyMLAModelConfig(
             num_heads=shape.heads, hidden_size=shape.heads * shape.head_dim, context_len=shape.length, **dims
         )
-        config.scaling = (
-            shape.latent_scale
-        )  # the kit's is that of the 576 dims; DeepSeek's, of the 192 before absorption
+        # The kit's is that of the 576 dims; DeepSeek's, of the 192 before absorption.
+        config.scaling = shape.latent_scale
         return kit.MockMLAModelRunner(
             case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
             runner_batch_size=shape.batch, **dims,
@@ -350,7 +346,7 @@ class _Runner:
             hidden_size=shape.heads * shape.head_dim, context_len=shape.length, sliding_window_size=_before(shape.window),
         )  # fmt: skip
         config.v_head_dim = config.swa_v_head_dim = shape.head_dim_v
-        config.is_encoder_decoder = config.is_multimodal = shape.cross  # as Mllama's and Whisper's are
+        config.is_encoder_decoder = config.is_multimodal = False
         config.is_local_attention_model = False  # a window, in a configuration, is not chunked local attention
         runner = kit.MockModelRunner(
             case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
@@ -378,8 +374,7 @@ class _Runner:
         from sglang.srt.runtime_context import get_parallel
 
         rows, slots = self._placed(call)
-        prefixes = [n if call.phase == "decode" else 0 for n in call.lens_k] if asked.cross else call.prefixes
-        is_new = torch.cat([torch.arange(n) >= p for n, p in zip(call.lens_k, prefixes, strict=True)])
+        is_new = torch.cat([torch.arange(n) >= p for n, p in zip(call.lens_k, call.prefixes, strict=True)])
         slots, new = slots.to(call.k.device), is_new.to(call.k.device)
         layer = self._layer
         layer.scaling, layer.layer_id, layer.logit_cap = call.scale, call.layer, call.spec.softcap
@@ -401,24 +396,23 @@ class _Runner:
         with get_parallel().override(**_ONE_RANK), copy.copy(self._arguments), torch.no_grad():
             for buffer in (self._pool.get_key_buffer(call.layer), self._pool.get_value_buffer(call.layer)):
                 buffer.fill_(STALE)
-            if any(prefixes) and asked.scales is None:
+            if any(call.prefixes) and asked.scales is None:
                 self._pool.set_kv_buffer(layer, KVWriteLoc(slots[~new], None), call.k[~new], call.v[~new])
-            elif any(prefixes):  # whether a backend scales K and V when it writes is up to the backend
+            elif any(call.prefixes):  # whether a backend scales K and V when it writes is up to the backend
                 prefix, its_rows = _prefix_of(call, new), rows[torch.tensor(call.prefixes) > 0]
                 written = self._batch(prefix, its_rows, slots[~new])
                 with forward_context(context):
                     self._backend.init_forward_metadata(written)
                     layer(prefix.q.flatten(1), prefix.k, prefix.v, written, save_kv_cache=True)
-            batch = self._batch_beside(call, rows, slots) if asked.cross else self._batch(call, rows, slots[new])
-            q = call.q.flatten(1)
-            k, v = (call.k[new], call.v[new]) if bool(new.any()) else (None, None)
+            batch = self._batch(call, rows, slots[new])
+            q, k, v = call.q.flatten(1), call.k[new], call.v[new]
             if apart:
                 latent = self._shape.head_dim_v
-                more |= {"q_rope": call.q[..., latent:].contiguous(), "k_rope": call.k[new][..., latent:].contiguous()}
-                q, k = call.q[..., :latent].contiguous(), call.k[new][..., :latent].contiguous()
+                more |= {"q_rope": call.q[..., latent:].contiguous(), "k_rope": k[..., latent:].contiguous()}
+                q, k = call.q[..., :latent].contiguous(), k[..., :latent].contiguous()
             with forward_context(context):
                 self._backend.init_forward_metadata(batch)
-                out: Tensor = layer(q, k, v, batch, save_kv_cache=k is not None, **more)
+                out: Tensor = layer(q, k, v, batch, save_kv_cache=True, **more)
             return out.reshape(*call.q.shape[:2], call.v.shape[2])
 
     def _placed(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -437,18 +431,6 @@ class _Runner:
             table[row, :length] = slots[-1].int()
         self._table.copy_(table)
         return rows, torch.cat(slots)
-
-    def _batch_beside(self, call: AttentionCall, rows: Tensor, slots: Tensor) -> Any:
-        """Make the ForwardBatch of a decoder whose encoder's tokens have these slots. Its own have none: nothing reads them."""
-        own = [1] * len(call.lens_q) if call.phase == "decode" else call.lens_q
-        lens = cumulative(own, call.q.device)
-        k = call.k.new_zeros(sum(own), *call.k.shape[1:])
-        beside = replace(call, k=k, v=k, cu_seqlens_k=lens)
-        batch = self._batch(beside, rows, torch.zeros(len(k), dtype=torch.int64, device=call.q.device))
-        batch.encoder_lens = call.cu_seqlens_k.diff()
-        batch.encoder_lens_cpu, batch.encoder_out_cache_loc = call.lens_k, slots
-        batch.encoder_cached = [call.phase == "decode"] * len(own)
-        return batch
 
     def _batch(self, call: AttentionCall, rows: Tensor, written: Tensor) -> Any:
         """Make the ForwardBatch, with the dtypes that SGLang's scheduler gives it. `written` are the slots of the new tokens."""

@@ -138,7 +138,6 @@ def score(server: Engine, ids: Sequence[int], start: int, top_k: int, at: Sequen
     """Score the tokens of a sequence after its first ``start + 1``.
 
     Args:
-        server: a running SGLang server.
         ids: the sequence, prompt and answer.
         start: longest prefix that may come from the cache. The token after it is the first one that is computed, and the next
             one is the first with a log-probability.

@@ -13,8 +13,8 @@ from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
-from assay.harness.fingerprint.in_interpreter import written_ids
-from assay.harness.fingerprint.ranks import joined
+from assay.harness.fingerprint.in_interpreter import observed, written_ids
+from assay.harness.fingerprint.weights import joined
 from assay.harness.text import one_line
 
 # Seconds that the processes of a server may take after the reply: they read all weights.
@@ -42,17 +42,10 @@ def fingerprint_of(server: Engine, folder: Path, model: Path, ranks: int) -> Fin
     if not written:
         return None
     first = joined(written)
-    seconds = {"asking": round(time.monotonic() - begun, 4), **first.seconds}
-    missing = dict(first.not_observed)
-    update: dict[str, Any] = {"source": "server", "tokens": None}
-    begun = time.monotonic()
-    try:
-        update["tokens"] = _tokens(server, model, first)
-    except (EngineError, KeyError, TypeError, ValueError) as error:
-        missing["tokens"] = one_line(str(error), 200)
-    seconds["tokens"] = round(time.monotonic() - begun, 4)
+    asking = {"asking": round(time.monotonic() - begun, 4)}
+    read = {"tokens": None, **observed({"tokens": lambda: _tokens(server, model, first)})}
     server.check()
-    return first.model_copy(update={**update, "not_observed": missing, "seconds": seconds})
+    return first.with_parts({"source": "server", **read}, asking)
 
 
 def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[Fingerprint]:

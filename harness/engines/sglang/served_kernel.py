@@ -92,13 +92,13 @@ class _BackendCandidate:
         self._prepared: Any = None
 
     def run(self, call: ObservedCall) -> Tensor:
-        made: SGLangCall = call.native
-        if self._prepared is not made.batch:
-            self._backend.init_forward_metadata(made.batch)
-            self._prepared = made.batch
+        assert isinstance(call, SGLangCall)
+        if self._prepared is not call.batch:
+            self._backend.init_forward_metadata(call.batch)
+            self._prepared = call.batch
         forward = getattr(self._backend, f"forward_{call.phase}")
         out: Tensor = forward(
-            made.q.clone(), made.k, made.v, made.radix_attention, made.batch, save_kv_cache=False, **made.arguments
+            call.q.clone(), call.k, call.v, call.radix_attention, call.batch, save_kv_cache=False, **call.arguments
         )
         return out
 

@@ -9,14 +9,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from assay.harness.engines.base import Engine
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.inside.control import API_KEY
-from assay.harness.engines.process import ServerProcess, Trouble
+from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.common import agree
 from assay.harness.engines.sglang.launch import Launch
@@ -163,26 +163,17 @@ class SGLangServer(Engine):
 
     def _check_processes(self, process: ServerProcess) -> None:
         """Raise if a process has ended: SGLang's main process may stay, waiting at its own exit for those that are left."""
-        trouble = process.trouble(_ESSENTIAL)
-        if trouble is None:
-            return
-        if trouble.ended:
-            raise self._dead(process, trouble)
-        raise EngineError(
-            f"{self.who} hangs: {trouble}.",
-            "running processes",
-            f"wake it (kill -CONT {trouble.pid}) or find out what stopped it, and repeat the command, which resumes",
-            details=process.log_tail(),
-        )
+        if lost := process.lost(_ESSENTIAL):
+            raise self._dead(process, *lost)
 
-    def _dead(self, process: ServerProcess, trouble: Trouble | None = None) -> EngineError:
+    def _dead(self, process: ServerProcess, part: str = "", how: str = "") -> EngineError:
         return failures.ended(
             self.who,
-            trouble.what if trouble else process.how_it_ended,
+            how or process.how_it_ended,
             "during start-up" if self.startup_s is None else "after it was ready",
             process.recent_log(),
             process.log_tail(),
-            process=_plain(trouble.process) if trouble else "",
+            process=_plain(part) if part else "",
             out_of_memory=process.ran_out_of_memory,
         )
 
@@ -211,14 +202,6 @@ class SGLangServer(Engine):
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""
         path, limit = f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", _FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S
         self.client().text("POST", path, timeout_s=limit)
-
-    def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
-        """POST ``body`` as JSON and return the events of the streamed answer, once it is complete.
-
-        Raises:
-            EngineError: the server failed, or an event is not JSON.
-        """
-        return self.client().events(path, body)
 
 
 def _plain(title: str) -> str:

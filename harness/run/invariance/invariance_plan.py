@@ -99,17 +99,14 @@ def plan_invariance(
     mode: Mode = "pairs",
     minutes: float = 0.0,
     gpus: int = 0,
-    flag: str = "--features",
 ) -> InvariancePlan:
     """Check what is to be compared.
 
     Args:
-        run: a checked run of `compared_spec`.
         asked: ids of the features to switch; empty for all that can be.
         mode: "pairs" for a covering array, "singles" for each feature alone, "exactly" for all of `asked` together.
         minutes: how long arms are run; 0 for as long as they take.
         gpus: GPUs of the machine.
-        flag: that names the features, for errors.
 
     Raises:
         UsageError: an unknown feature, one that cannot be switched here, or features for "exactly" that exclude each other.
@@ -119,7 +116,7 @@ def plan_invariance(
     for name in asked:
         if name not in every:
             raise UsageError(
-                f"{flag}: {name} is no feature.",
+                f"--features: {name} is no feature.",
                 f"some of {', '.join(every)}",
                 did_you_mean(name, tuple(every)) or "name some of these, separated by commas",
             )
@@ -136,7 +133,7 @@ def plan_invariance(
     wanted = closed(asked, every) if asked else frozenset(every) - reasons.keys()
     if refused := [id_ for id_ in (*asked, *sorted(wanted)) if id_ in reasons]:
         raise UsageError(
-            f"{flag}: {refused[0]} cannot be switched here: {reasons[refused[0]]}.",
+            f"--features: {refused[0]} cannot be switched here: {reasons[refused[0]]}.",
             "features that this machine has, and that the engine's own flags leave to assay",
             "leave it out, or remove what decides it",
         )

@@ -48,8 +48,6 @@ def switched(feature: Feature, over: Pass, base: Pass | None) -> tuple[str, str]
     """Say what shows that a feature was on, and not in the base; if nothing does, why not: one of the two is empty.
 
     Args:
-        feature: the feature.
-        over: the arm's pass.
         base: the pass of its base; None where that has the feature by intent, or was not run.
     """
     on, why = shown(feature, over)

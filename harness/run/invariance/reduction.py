@@ -24,10 +24,6 @@ def reduce(
     """Return the smallest set of features, of those of a failing arm, that was seen to fail.
 
     Args:
-        failing: the arm.
-        fails: runs an arm.
-        failed: arms that failed.
-        passed: arms that did not.
         of: completes a set of features to one that can be switched on.
     """
     seen: dict[Arm, bool | None] = {failing: True}
@@ -54,7 +50,6 @@ def unexplained(states: Mapping[Arm, bool | None], known: Mapping[str, Feature])
 
     Args:
         states: whether each arm that was run failed; None where that cannot be said.
-        known: features by id.
 
     Returns:
         The features of as many such pairs as can be on together without a failing arm as a part; none if there is no pair.

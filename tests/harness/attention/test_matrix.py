@@ -15,7 +15,7 @@ from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix import _HEADS, DTYPES, HEAD_DIMS, Case, Size, _core_axes, cases, model_cases
 from assay.harness.attention.matrix_features import ASKED, STRONGEST
 from assay.harness.attention.oracle import log_sum_exp, oracle
-from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.shapes import Shape
 
 SIZES = ["small", pytest.param("full", marks=pytest.mark.slow)]
 
@@ -610,13 +610,14 @@ def test_a_model_gets_long_calls_of_its_shape() -> None:
         assert any(max(_keys(case.shape.lens)) > 1100 for case in of_it)
 
 
-def test_calls_take_other_parts_of_the_same_numbers_and_share_no_memory() -> None:
-    seeds = ((1, 0), (1, 0), (2, 0), (1, 1))
-    first, again, second, other = (call_of([(3, 5)], (4, 2), 8, torch.float32, "cpu", *pair) for pair in seeds)
+def test_calls_take_other_parts_of_the_same_numbers_and_a_kernel_gets_them_in_memory_of_its_own() -> None:
+    shape = Shape("extend", ((3, 5),), head_dim=8)
+    first, again, second, other = (shape.make(*seeds) for seeds in ((1, "cpu", 0), (1, "cpu", 0), (2, "cpu", 0), (1, "cpu", 1)))
     numbers = torch.cat([tensor.flatten() for tensor in (first.q, first.k, first.v)])
     assert len(numbers.unique()) == len(numbers)  # no number is in two of them
     assert not torch.equal(first.q, second.q)
     assert not torch.equal(first.q, other.q)
     first.k.zero_()
-    assert torch.equal(call_of([(3, 5)], (4, 2), 8, torch.float32, "cpu", 1, 0).k, again.k)
+    assert torch.equal(shape.draw(1, "cpu", 0).k, again.k)
+    assert bool((again.k != 0).all())
     assert 0.7 < float(numbers.std()) < 1.3

@@ -542,7 +542,7 @@ def test_a_failure_of_a_server_that_assay_started_ends_with_its_log(mock: Mock, 
     server = server_of(tmp_path)
     server.url = mock.url
     server._process = SimpleNamespace(
-        exit_status=None, trouble=lambda essential: None, log_tail=lambda: "Its log ends:\n  out of memory"
+        exit_status=None, lost=lambda essential: None, log_tail=lambda: "Its log ends:\n  out of memory"
     )  # type: ignore[assignment]
     mock.behaviours = [events(STREAMED[:1])]
     with pytest.raises(EngineError, match=r"(?s)the stream ended without .*\n  out of memory$"):

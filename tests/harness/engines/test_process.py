@@ -63,12 +63,3 @@ def test_noise_and_empty_lines_are_left_out_and_long_lines_cut() -> None:
     failed = '[13:05:05] INFO:     127.0.0.1:36848 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error'
     told = _telling_lines("\n".join(["the reason", failed, *noise * 20, "x" * 1000]))
     assert told == ["the reason", failed, "x" * LINE_WIDTH]
-
-
-def test_after_a_crash_the_frames_of_the_kernel_are_shown() -> None:
-    log = (Path(__file__).parents[2] / "data" / "server_failures" / "segmentation_fault.log").read_text()
-    told = "\n".join(_telling_lines(log))
-    assert told.startswith("Fatal Python error: Segmentation fault\nCurrent thread ")
-    assert "kern.py" in told
-    assert "crashed with exit code -11" in told
-    assert len(_telling_lines(log)) <= TAIL_LINES + 2

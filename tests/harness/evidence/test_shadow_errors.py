@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.harness.engines.inside.write_request import latest_write_request, write_now
+from assay.harness.engines.inside.control import latest_write_request, write_now
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.error_table import ErrorTable, relative_l1
 from assay.harness.evidence.shadow_errors import ShadowHeader, WorstCase, read_shadow_errors, write_shadow_errors

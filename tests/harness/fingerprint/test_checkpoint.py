@@ -15,8 +15,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.parts import faults
-from assay.harness.fingerprint.ranks import joined
-from assay.harness.fingerprint.weights import describe_weight
+from assay.harness.fingerprint.weights import describe_weight, joined
 from tests.harness.fingerprint.models import random_weights, write_model
 
 Tensors = dict[str, Tensor]

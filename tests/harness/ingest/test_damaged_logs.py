@@ -26,8 +26,9 @@ def truth(lines: list[str]) -> tuple[int, int, int, int]:
 
 
 def counted(log: Log) -> tuple[int, int, int, int]:
-    new = sum(one.new_tokens for one in log.servers)
-    return log.kinds["prefill"], new, log.kinds["metric"], log.kinds["decode"]
+    prefills, decodes = (sum(getattr(each, kind).count for each in log.servers) for kind in ("prefills", "decodes"))
+    metrics = sum(each.at.text.startswith("[METRIC] ") for each in log.metrics)
+    return prefills, sum(each.new_tokens for each in log.servers), metrics, decodes
 
 
 def copy(tmp_path: Path, data: bytes) -> SourceFile:

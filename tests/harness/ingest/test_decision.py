@@ -14,7 +14,7 @@ def pairs(same: int, lost: int = 0, gained: int = 0, wrong: int = 0, parsed: str
     scores = [(1, 1)] * same + [(1, 0)] * lost + [(0, 1)] * gained + [(0, 0)] * wrong
 
     def item(number: int, score: float) -> ResultItem:
-        return ResultItem(key=str(number), prompt_hash="p", target="ABCD"[number % 4], parsed=parsed, score=score)
+        return ResultItem(key=str(number), prompt_hash="p", target="ABCD"[number % 4], answer="A", parsed=parsed, score=score)
 
     return [(item(n, a), item(n, b)) for n, (a, b) in enumerate(scores)]
 

@@ -70,19 +70,19 @@ def test_the_output_of_sglangs_gsm8k_names_unparsed_answers_beside_the_accuracy(
     ("task", "share"),
     [
         ("mmlu", 0.25), ("MMLU_anatomy", 0.25), ("mmlu_pro_law", 0.1), ("mmlu_prox_en", 0.1), ("mmlu_prox_lite_de", 0.1),
-        ("mmlux", None), ("gsm8k", None),
+        ("mmlux", 0.0), ("gsm8k", 0.0),
     ],
 )  # fmt: skip
-def test_guessing_is_known_by_the_longest_name_or_by_the_choices(task: str, share: float | None) -> None:
-    assert TaskScore(task, 0.0, 0, task).guess == share
-    assert TaskScore(task, 0.0, 0, task, choices=5).guess == 0.2
+def test_guessing_is_known_by_the_longest_name_or_by_the_choices(task: str, share: float) -> None:
+    assert TaskScore(task, "", 0.0).guess == share
+    assert TaskScore(task, "", 0.0, choices=5).guess == 0.2
 
 
 @pytest.mark.parametrize(
     ("task", "score", "severity"), [("mmlu", 0.125, "serious"), ("mmlu", 0.24, "info"), ("mmlu", 0.26, ""), ("gsm8k", 0.0, "")]
 )
 def test_a_score_below_guessing_has_its_exact_p_value(task: str, score: float, severity: str) -> None:
-    made = below_guessing([TaskScore(task, score, 64, task)])
+    made = below_guessing([TaskScore(task, "", score, 64)])
     assert [each.severity for each in made] == ([severity] if severity else [])
     for each in made:
         exact = binomtest(round(64 * score), 64, 0.25, alternative="less").pvalue
@@ -90,10 +90,10 @@ def test_a_score_below_guessing_has_its_exact_p_value(task: str, score: float, s
 
 
 def test_scores_of_a_file_share_the_level_and_the_best_reading_of_a_task_counts() -> None:
-    low = TaskScore("mmlu_law", 0.15, 100, "mmlu_law")
-    others = [TaskScore(f"mmlu_{n}", 0.25, 100, f"mmlu_{n}") for n in range(19)]
+    low = TaskScore("mmlu_law", "acc,none", 0.15, 100)
+    others = [TaskScore(f"mmlu_{n}", "acc,none", 0.25, 100) for n in range(19)]
     assert [[each.severity for each in below_guessing(scores)] for scores in ([low], [low, *others])] == [["serious"], ["info"]]
-    strict, loose = (TaskScore("gpqa", score, 198, "gpqa", read=True) for score in (0.04, 0.36))
+    strict, loose = (TaskScore("gpqa", "exact_match,none", score, 198) for score in (0.04, 0.36))
     assert below_guessing([strict, loose]) == []
     (alone,) = below_guessing([strict])
     assert (alone.severity, "another form" in alone.diagnosis) == ("warning", True)
@@ -105,7 +105,7 @@ def test_files_of_a_model_that_guesses_are_seldom_called_a_regression() -> None:
     random, files = np.random.default_rng(0), 400
     shared = single = 0
     for _ in range(files):
-        scores = [TaskScore(f"mmlu_{n}", float(random.binomial(100, 0.25)) / 100, 100, f"mmlu_{n}") for n in range(20)]
+        scores = [TaskScore(f"mmlu_{n}", "", float(random.binomial(100, 0.25)) / 100, 100) for n in range(20)]
         shared += any(each.severity == "serious" for each in below_guessing(scores))
         single += any(each.severity == "serious" for score in scores for each in below_guessing([score]))
     assert shared <= 0.05 * files

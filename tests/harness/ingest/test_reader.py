@@ -24,32 +24,6 @@ def test_every_line_of_two_versions_is_read(name: str, seed_log: Path) -> None:
     assert log.lines == len(path.read_text().splitlines())
 
 
-def test_tests_have_their_outcomes_times_and_servers(seed_log: Path) -> None:
-    log = read_log(SourceFile.of(seed_log).lines())
-    short = [one.id.rpartition("::")[2] for one in log.tests]
-    assert short == ["test_basic_generation", "test_latency", "test_mmlu", "test_output_comparison"]
-    assert [one.outcome for one in log.tests] == ["passed", "passed", "failed", "passed"]
-    assert (log.tests[2].began, log.tests[2].ended) == ("2026-01-24 18:18:12", "2026-01-24 18:19:51")
-    assert [(one.backend, one.test) for one in log.servers] == [
-        ("sage_attn", 0),
-        ("sage_attn", 1),
-        ("sage_attn", 2),
-        ("triton", 3),
-        ("sage_attn", 3),
-    ]
-    assert log.summary[0] == "1 failed, 3 passed, 1 warning in 319.15s (0:05:19)"
-
-
-def test_batches_are_counted_by_server(seed_log: Path) -> None:
-    """The counts are those of `grep` on the part of the file that is the server's."""
-    log = read_log(SourceFile.of(seed_log).lines())
-    server = log.servers[2]
-    assert (server.prefills.count, server.sequences, server.new_tokens, server.cached_tokens) == (22, 66, 7380, 3874)
-    assert (server.decodes.count, server.decode_graph) == (102, 102)
-    assert server.answered.count == 65
-    assert [(answers.count, steps) for answers, steps in server.bursts] == [(18, 2040), (4, 280), (18, 2040)]
-
-
 def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
     log = read_log(SourceFile.of(seed_log).lines())
     metrics = {one.name: one.value for one in log.metrics}
@@ -78,7 +52,6 @@ def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
         "    an indented line outside of any block",
         "ValueError: outside of a traceback",
         STAMP + 'INFO:     127.0.0.1:1 - "POST /v1/chat/comple',
-        STAMP + "Memory pool end. avail mem=5.08 GB or so",
         STAMP + "max_total_num_tokens=125896, chunked_prefill_size=4096, available_gpu_mem=4.90 GB or so",
         "{'score': np.float64(0.1",
         "{'score': np.float64(0.1), and 'other': 0.2}",
@@ -101,32 +74,33 @@ def test_what_is_unknown_stays_unread_and_is_counted(line: str) -> None:
             "[2026-07-04 05:01:20 TP0] Prefill batch, #new-seq: 1, #new-token: 128, #cached-token: 70016, full token usage: 0.28, "
             "mamba usage: 0.20, #running-req: 1, #queue-req: 0, #pending-token: 0, npu graph: False, "
             "input throughput (token/s): 16.23",
-            "prefill",
+            "prefills",
         ),
         (
             "[2026-08-23 09:05:37 TP0 EP0] Decode batch, #running-req: 1, #full token: 165376, full token usage: 0.02, #swa token: "
             "768, swa token usage: 0.00, accept len: 5.30, accept rate: 0.86, cuda graph: True, gen throughput (token/s): 167.04, "
             "#queue-req: 0",
-            "decode",
+            "decodes",
         ),
         (
             STAMP
             + "Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, ",
-            "prefill",
+            "prefills",
         ),
-        ("[2024-10-22 06:31:49 TP0] Traceback (most recent call last):", "traceback"),
-        ("[2025-06-19 15:12:27] Scheduler hit an exception: Traceback (most recent call last):", "traceback"),
-        ("[2025-03-04 00:24:49 TP0] sglang is using nccl==2.21.5", "distributed"),
+        ("[2024-10-22 06:31:49 TP0] Traceback (most recent call last):", ""),
+        ("[2025-06-19 15:12:27] Scheduler hit an exception: Traceback (most recent call last):", "crash"),
+        ("[2025-03-04 00:24:49 TP0] sglang is using nccl==2.21.5", ""),
         (STAMP + "Use trtllm_mha as default attention backend for Llama.", "option-chosen"),
         (STAMP + "CUDA video decoding failed, falling back to CPU.", "fallback"),
         (STAMP + "Using x, since y is missing; falling back.", "fallback"),
-        (STAMP + "Receive: obj=GenerateReqInput(text='[METRIC] a=1')", "request-dump"),
-        (STAMP + "Ignore import error when loading sglang.srt.models.x: ", "model-not-importable"),
+        (STAMP + "Receive: obj=GenerateReqInput(text='[METRIC] a=1')", ""),
+        (STAMP + "Ignore import error when loading sglang.srt.models.x: ", ""),
     ],
 )
 def test_lines_of_other_versions_are_read(line: str, kind: str) -> None:
     log = read(line)
-    assert (log.read, log.kinds[kind]) == (1, 1)
+    counted = [getattr(server, kind).count for server in log.servers]
+    assert (log.read, counted or [noted for noted, _ in log.notices]) == (1, [1] if counted else [kind] if kind else [])
 
 
 def test_a_prefix_is_cached_if_each_sequence_has_16_tokens_of_it() -> None:
@@ -141,7 +115,6 @@ def test_outcomes_of_several_open_tests_are_counted_and_given_to_none() -> None:
     log = read("a/test_x.py::test_one ", "a/test_x.py::test_two ", "FAILED", "PASSED")
     assert log.outcomes == {"failed": 1, "passed": 1}
     assert [one.outcome for one in log.tests] == ["", ""]
-    assert log.loose_outcomes.count == 2
 
 
 def test_time_that_goes_back_is_seen() -> None:
@@ -239,17 +212,5 @@ def test_a_summary_and_durations_tell_of_tests_whose_failure_is_not_shown() -> N
         "========================= 1 failed in 100.02s (0:01:40) ==========================",
     )
     (test,) = log.tests
-    assert (log.read, test.seconds, test.outcome, test.outcome_line) == (7, 99.12, "failed", 6)
+    assert (log.read, test.outcome, test.outcome_line) == (7, "failed", 6)
     assert [(trace.exception, at) for trace, at in log.traces] == [("ValueError: no", 0)]
-
-
-def test_a_kernel_that_was_given_nan_is_not_blamed_for_it() -> None:
-    lines = (
-        STAMP + "SGLang Kernel API Call: f",
-        "Positional input arguments:",
-        "        nan_count=3",
-        "Output:",
-        "        nan_count=3",
-    )
-    assert not read(*lines).nan_from
-    assert read(*lines[:2], *lines[3:]).nan_from["f"].first == 4

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from assay.harness.config import RunSpec, make_spec
-from assay.harness.engines.inside.reduction import LayerSums
+from assay.harness.engines.inside.shadow import LayerSums
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, write_baseline
 from assay.harness.evidence.error_table import condition_numbers

@@ -261,12 +261,6 @@ def test_lengths_before_which_every_prompt_ties_are_named_with_the_ties_as_cause
     assert (check.outcome.values["cause"], check.outcome.values["parted"]) == ("texts part", len(border))
 
 
-def test_servers_without_cuda_graphs_are_not_advised_to_run_without_them() -> None:
-    for graphs, cause in (({}, ""), ({"decode": "disabled"}, ""), ({"decode": "full"}, "CUDA graphs")):
-        counts = counted().model_copy(update={"limits": LIMITS.model_copy(update={"graphs": graphs})})
-        assert checked(counts, ["extend", "decode"]).outcome.values["cause"] == cause
-
-
 def test_without_answers_nothing_is_served() -> None:
     assert check_served((), admissions()).status == "missing"
     assert judged(None, suites="layers").checks[1].status == "not checked"

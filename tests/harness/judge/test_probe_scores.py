@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.evidence.invariance import Scores
 from assay.harness.judge.logits import merged_kl
-from assay.harness.judge.probe_scores import Bound, Distance, ProbePlace, accept_length, places
+from assay.harness.judge.probe_scores import Bound, Distance, Measure, ProbePlace, accept_length, changed_probes, places
 
 
 def test_positions_are_compared_where_both_have_one(arm_records: ModuleType) -> None:
@@ -70,3 +70,10 @@ def test_distances_sum_up() -> None:
 def test_accepted_tokens_a_pass(arm_records: ModuleType) -> None:
     assert accept_length(arm_records.BASE) is None
     assert accept_length(arm_records.arm("ngram", verifications=2)) == arm_records.DEPTH / 2
+
+
+def test_probes_with_a_position_out_of_bounds_differ(arm_records: ModuleType) -> None:
+    limits: dict[Measure, Bound] = dict.fromkeys(("prefill", "decode"), Bound(1e-3, 1e-2))  # type: ignore[arg-type]
+    other = [arm_records.reply("0+8"), arm_records.reply("1+8", decode=0.5), arm_records.reply("2+8", prefill=0.5)]
+    assert changed_probes(arm_records.BASE.replies, other, limits) == ["1+8", "2+8"]
+    assert changed_probes(arm_records.BASE.replies, [arm_records.reply("0+8", decode=0.01)], limits) == []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.judge.logits import LogitsComparison
 from assay.harness.judge.logits_suite import _compare_logits
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.logit_scoring import _PROMPT_TAIL, _TOP_K, ScoringHandover, score_role
+from assay.harness.run.logit_scoring import _PROMPT_TAIL, _TOP_K, SCORINGS, score
 from assay.harness.sides import Role
 
 VOCABULARY, END = 64, 63
@@ -102,9 +101,16 @@ def display() -> ProgressDisplay:
     return ProgressDisplay(Console(file=StringIO()))
 
 
+def score_role(model: Model, items: Sequence[Item], answers: Sequence[Answer], folder: Path) -> None:
+    """Score what is left of a model's role."""
+    for role, repeat in SCORINGS:
+        if role == model.role and not logits_path(folder, role, repeat).exists():
+            score(model, items, answers, folder, display(), role, repeat)
+
+
 def both(folder: Path, candidate: Model) -> LogitsComparison:
     for model in (Model("reference"), candidate):
-        score_role(model, items(), (), folder, display())
+        score_role(model, items(), (), folder)
     return _compare_logits(folder)
 
 
@@ -125,7 +131,7 @@ def test_a_fault_behind_a_cached_prefix_shows_there_and_nowhere_else(tmp_path: P
 def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Path) -> None:
     reference, candidate = Model("reference"), Model("candidate")
     for model in (reference, candidate):
-        score_role(model, items(), (), tmp_path, display())
+        score_role(model, items(), (), tmp_path)
     once = ["flush", "/generate", "/generate"]
     assert candidate.calls == once * 3
     assert reference.calls == ["/v1/chat/completions"] * 3 + once * 5
@@ -148,7 +154,7 @@ def test_existing_scores_are_kept(tmp_path: Path) -> None:
     logits_path(tmp_path, "reference", 1).unlink()
     idle, rest = Model("candidate"), Model("reference")
     for model in (idle, rest):
-        score_role(model, items(), (), tmp_path, display())
+        score_role(model, items(), (), tmp_path)
     assert idle.calls == []
     assert len(rest.scored) == 4
     assert _compare_logits(tmp_path).rows[0].floor_mean_kl == 0.0
@@ -157,44 +163,16 @@ def test_existing_scores_are_kept(tmp_path: Path) -> None:
 def test_the_floor_is_scored_in_the_opposite_order(tmp_path: Path) -> None:
     many = [item.model_copy(update={"id": f"greedy-{i:03d}"}) for i, item in enumerate(items() * 3)]
     reference = Model("reference")
-    score_role(reference, many, (), tmp_path, display())
+    score_role(reference, many, (), tmp_path)
     assert reference.scored[18::2] == [reference.scored[2 * i] for i in (8, 6, 4, 2, 0)]
     header = read_logits(logits_path(tmp_path, "reference", 1)).header
     assert [sequence.item for sequence in header.sequences] == [f"greedy-{i:03d}" for i in (0, 2, 4, 6, 8)]
 
 
-def test_both_roles_are_scored_at_the_same_time(tmp_path: Path) -> None:
-    """The candidate waits for each sequence of the reference, and is done soon after it."""
-    reference, candidate, handover = Model("reference"), Model("candidate", shift=2.0), ScoringHandover(3)
-    with ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(score_role, candidate, items(), (), tmp_path / "a", display(), handover=handover)
-        wait([waiting], timeout=0.05)
-        assert not waiting.done()
-        assert candidate.calls == []
-        pool.submit(score_role, reference, items(), (), tmp_path / "a", display(), handover=handover).result(timeout=30)
-        waiting.result(timeout=30)
-    in_turn = both(tmp_path / "b", Model("candidate", shift=2.0))
-    assert _compare_logits(tmp_path / "a").rows == in_turn.rows
-
-
-def test_a_reference_that_fails_ends_the_candidates_wait(tmp_path: Path) -> None:
-    class Dead(Model):
-        def send(self, path: str, body: Mapping[str, Any]) -> Any:
-            raise EngineError("the reference died")
-
-    handover = ScoringHandover(3)
-    with ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(score_role, Model("candidate"), items(), (), tmp_path, display(), handover=handover)
-        with pytest.raises(EngineError, match="the reference died"):
-            score_role(Dead("reference"), items(), (), tmp_path, display(), handover=handover)
-        with pytest.raises(EngineError, match="the reference died"):
-            waiting.result(timeout=30)
-
-
 def test_the_answer_is_cut_where_it_differs_from_the_recorded_one(tmp_path: Path) -> None:
     texts = ["t1", "t2", "other", "t4", "t63"]
     answers = [recorded("greedy-000", texts, 40), recorded("greedy-001", ["t1", "t2"], 18)]
-    score_role(Model("reference"), items(), answers, tmp_path, display())
+    score_role(Model("reference"), items(), answers, tmp_path)
     header = read_logits(logits_path(tmp_path, "reference", 0)).header
     # The second was recorded with two tokens, so that its last one is now the end of the text instead of t2.
     assert [s.length - s.prompt_tokens for s in header.sequences] == [2, 1, 5]
@@ -202,14 +180,14 @@ def test_the_answer_is_cut_where_it_differs_from_the_recorded_one(tmp_path: Path
 
 def test_an_answer_to_another_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="recorded answer to greedy-000 had 41 tokens; it has 40 now"):
-        score_role(Model("reference"), items(), [recorded("greedy-000", ["t1"], 41)], tmp_path, display())
+        score_role(Model("reference"), items(), [recorded("greedy-000", ["t1"], 41)], tmp_path)
 
 
 def test_the_candidate_needs_the_reference_first(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="The candidate cannot be scored"):
-        score_role(Model("candidate"), items(), (), tmp_path, display())
+        score_role(Model("candidate"), items(), (), tmp_path)
     with pytest.raises(EvidenceError, match="There is no prompt"):
-        score_role(Model("reference"), [], (), tmp_path, display())
+        score_role(Model("reference"), [], (), tmp_path)
     with pytest.raises(EvidenceError, match=r"reference-0.safetensors is damaged"):
         _compare_logits(tmp_path)
 
@@ -222,6 +200,6 @@ def test_a_server_that_fails_midway_leaves_no_partial_file(tmp_path: Path) -> No
             super().flush_cache()
 
     with pytest.raises(EngineError, match="the server died"):
-        score_role(Dying("reference"), items(), (), tmp_path, display())
+        score_role(Dying("reference"), items(), (), tmp_path)
     assert not (tmp_path / "logits").exists()
     assert math.isfinite(both(tmp_path, Model("candidate")).rows[0].mean_kl or 0.0)

@@ -23,7 +23,8 @@ from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.logits import LogitsComparison
 from assay.harness.judge.logits_suite import _compare_logits
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.logit_scoring import _TOP_K, score_role
+from assay.harness.run.logit_scoring import _TOP_K, SCORINGS
+from assay.harness.run.logit_scoring import score as score_logits
 from assay.harness.sides import Role
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -98,7 +99,8 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
     seen: dict[str, Any] = {}
     with serve(tmp_path_factory.mktemp("reference"), "reference", "torch_native") as server:
         answers = recorded(server)
-        score_role(server, items(), answers, folder, display)
+        for role, repeat in SCORINGS[:2]:
+            score_logits(server, items(), answers, folder, display, role, repeat)
         ids = read_logits(logits_path(folder, "reference", 0)).ids_of(0)
         server.flush_cache()
         seen["cold"] = score(server, ids, 0, _TOP_K)
@@ -107,7 +109,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         with serve(tmp_path_factory.mktemp("candidate"), "candidate", "wrong_behind_a_prefix:kernel") as server:
-            score_role(server, items(), answers, folder, display)
+            score_logits(server, items(), answers, folder, display, "candidate")
     return _compare_logits(folder), folder, answers, seen
 
 

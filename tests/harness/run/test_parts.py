@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from assay.evals.invariance_load import probe_load
 from assay.harness.checks.replay import replay
 from assay.harness.config import RunSpec, make_spec
-from assay.harness.engines.sglang.launch import Launch
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, bench_folder
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.invariance import invariance_folder
 from assay.harness.evidence.manifest import FailureResult
-from assay.harness.judge.invariance import judge_invariance
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import run as module
 from assay.harness.run.bench import BenchPlan
-from assay.harness.run.invariance import drive, invariance_plan
 from assay.harness.run.plan import prepare
-from assay.harness.run.run import OpenRun, _plan_parts, record_pack
+from assay.harness.run.run import OpenRun, _plan_bench, record_pack
 from assay.harness.run.run_folder import open_folder
 
 FLAGS: dict[str, Any] = {
@@ -60,22 +53,6 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> Benches:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch, featured_server: ModuleType) -> list[Launch]:
-    """What every server is launched with; the servers are stand-ins, and few probes are asked."""
-    made, load, launches = drive.make_engine, probe_load("cpu", 4096, 97), list[Launch]()
-    few = replace(load, probes=load.probes[:3])
-    monkeypatch.setattr(invariance_plan, "probe_load", lambda *args: few)
-
-    def engine(*args: Any, **kwargs: Any) -> Any:
-        launches.append(made(*args, **kwargs).launch)
-        return featured_server.FeaturedServer(launches[-1])
-
-    monkeypatch.setattr(drive, "make_engine", engine)
-    monkeypatch.setattr(featured_server.FeaturedServer, "started", [], raising=False)
-    return launches
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return open_folder(prepare(make_spec(FLAGS)), tmp_path / "run")
 
@@ -83,7 +60,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def measured(folder: RunFolder, **flags: Any) -> None:
     plan = prepare(make_spec(FLAGS | flags))
     with ProgressDisplay(Console(file=StringIO())) as display:
-        OpenRun(plan, *_plan_parts(plan), folder)._measure_apart(display)
+        OpenRun(plan, _plan_bench(plan), folder)._measure_apart(display)
 
 
 def forget(folder: RunFolder) -> FailureResult:
@@ -121,47 +98,26 @@ def test_an_interrupted_part_starts_over(folder: RunFolder, benches: Benches) ->
     assert folder.progress().failure is None
 
 
-def test_a_run_that_failed_makes_no_part_and_stays_failed(folder: RunFolder, benches: Benches, launched: list[Launch]) -> None:
+def test_a_run_that_failed_makes_no_part_and_stays_failed(folder: RunFolder, benches: Benches) -> None:
     failure = FailureResult.of("engine", EngineError("no memory"))
     folder.update(folder.progress().model_copy(update={"failure": failure}))
-    measured(folder, invariance="batch,streamed")
-    assert (benches.plans, launched) == ([], [])
+    measured(folder)
+    assert benches.plans == []
     assert folder.progress().failure == failure
 
 
-def test_parts_are_made_on_request_only(folder: RunFolder, benches: Benches, launched: list[Launch]) -> None:
+def test_parts_are_made_on_request_only(folder: RunFolder, benches: Benches) -> None:
     assert "latency" not in make_spec({}).workload.suites
-    assert make_spec({}).policy.invariance == ()
     measured(folder, suites="accuracy")
-    assert (benches.plans, launched) == ([], [])
-
-
-def test_the_candidates_own_servers_are_switched_once(folder: RunFolder, launched: list[Launch]) -> None:
-    asked = {"suites": "accuracy", "invariance": "batch,streamed"}
-    measured(folder, **asked)
-    before = len(launched)
-    measured(folder, **asked)
-    assert len(launched) == before > 0
-    assert {launch.backend for launch in launched} == {"triton"}
-    result = judge_invariance(invariance_folder(folder))
-    assert {id_ for arm in result.arms for id_ in arm.features} == {"batch", "streamed"}
-    assert "--reference=triton --features=batch,streamed" in result.command, "which shows it again without the run"
+    assert benches.plans == []
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"latency_shapes": "shot"}, "shot is not a shape"),
-        ({"servers": "in-turn"}, "at the same time"),
-        ({"invariance": "batches"}, "--invariance: batches is no feature"),
-        ({"invariance": "ngram"}, "--invariance: ngram cannot be switched here"),
-        ({"invariance": "page-size", "engine_arg": ("--page-size=16",)}, "the base has it too: --page-size=16"),
-        ({"invariance": "batch", "candidate": "http://localhost:1"}, "--invariance: the candidate is the URL"),
-    ],
+    ("flags", "says"), [({"latency_shapes": "shot"}, "shot is not a shape"), ({"servers": "in-turn"}, "at the same time")]
 )
 def test_wrong_use_is_refused_before_anything_starts(flags: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        _plan_parts(prepare(make_spec(FLAGS | flags)))
+        _plan_bench(prepare(make_spec(FLAGS | flags)))
 
 
 RECORDED = RunSpec.of(reference="torch_native", candidate="torch_native", suites=("layers",), budget_mb=16)

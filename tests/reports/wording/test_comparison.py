@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from assay.harness.ingest.comparison import SIDES, ComparedAnswers, ComparedTask, Comparison, TraceDifference, Unpaired
+from assay.harness.ingest.comparison import SIDES, ComparedAnswers, ComparedTask, Comparison, TraceDifference
 from assay.harness.ingest.result import CitedFinding, FileDocument, FileRead, IngestResult
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, Requirement, Verdict
-from assay.reports.wording.comparison import comparison_words, ingest_headline
+from assay.reports.wording.comparison import comparison_words, first_places, ingest_headline
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import say
-from assay.reports.wording.written import with_words, worded_json
+from assay.reports.wording.written import worded_json
 
 
 def does(what: str, name: str = "") -> Statement:
@@ -193,11 +193,10 @@ def test_a_comparison_says_first_what_decides(result: Comparison, headline: str,
     assert Comparison.model_validate(written) == result
 
 
-def test_json_says_why_items_are_unpaired_and_where_traces_differ() -> None:
-    assert with_words(Unpaired(id="other-prompt", count=1, examples=())) == {"title": "asked with another prompt"}
+def test_the_first_place_of_a_difference_is_said_as_far_as_it_is_known() -> None:
     kind = TraceDifference(where="request 1", a=None, b=does("is"), count=2, lines=(0, 1200))
-    assert with_words(kind) == {"first": "line 1,200"}
-    assert with_words(kind.model_copy(update={"lines": (7, 9)})) == {"first": "after line 7 and line 9"}
+    assert first_places(kind) == "line 1,200"
+    assert first_places(kind.model_copy(update={"lines": (7, 9)})) == "after line 7 and line 9"
 
 
 def ingested(verdict: Verdict, *formats: str) -> IngestResult:

@@ -7,7 +7,6 @@ wrong ``--good``, a broken environment and calls that do not show the error are 
 from __future__ import annotations
 
 import hashlib
-import math
 import shlex
 import tempfile
 import time
@@ -20,7 +19,6 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.config import RUNS
 from assay.harness.drivers.bisect.commits.measure import measure
-from assay.harness.drivers.bisect.commits.outcome import changes, outcome_of, settled
 from assay.harness.drivers.bisect.commits.probe import chosen_calls
 from assay.harness.drivers.bisect.commits.repo import Repository
 from assay.harness.drivers.bisect.commits.state import (
@@ -28,18 +26,13 @@ from assay.harness.drivers.bisect.commits.state import (
     BisectResult,
     BisectSpec,
     BisectState,
-    Change,
     CommitProbe,
     Measurement,
     Outcome,
-    ProbeOutcome,
     Purpose,
 )
 from assay.harness.errors import UsageError
 from assay.harness.files import is_unused, lock_folder
-
-# Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`.
-_FLAGS = {"measure_with": "with", "run_args": "run-arg"}
 
 _Measure = Callable[[str, int, bool], Measurement]
 """Measures a commit: its hash, the number of the probe, and whether to look for a hypothesis that fits."""
@@ -49,7 +42,6 @@ def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True
     """Validate the settings of a bisection.
 
     Args:
-        repo: a folder of the repository.
         settings: fields of `BisectSpec`, with any revisions as `good` and `bad`; those that are None or empty get their default.
         ends: whether there are a good and a bad revision; the probe of a checkout has neither.
 
@@ -60,9 +52,6 @@ def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True
     for name in ("good", "bad", "kernel") if ends else ():
         if name not in given:
             raise UsageError(f"--{name} is missing.", "--good, --bad and --kernel", "see assay bisect commits --help")
-    if given.get("measure_with") == "accuracy" and any(given.get(name) for name in ("pack", "calls")):
-        expected = "an accuracy run per commit, or a replay of calls"
-        raise UsageError("--with accuracy was given with --pack or --calls.", expected, "remove one of them")
     repository, kernel = Repository(repo), given.get("kernel", "")
     given |= {end: repository.resolve(given[end]) if ends else "" for end in ("good", "bad")}
     if not Backend.parse(kernel).path:
@@ -77,12 +66,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
     """Find the commit that made a kernel worse, or resume the bisection in its folder.
 
     Args:
-        spec: the question.
-        out: where the state, the measurements and the logs are kept; by default a folder named after the question.
-        say: receives a line for each probe.
-
-    Returns:
-        The state with its result, and the folder.
+        out: where the state and the logs are kept; by default a folder named after the question.
 
     Raises:
         UsageError: the folder holds another bisection, another process works in it, or an end is not what the user stated.
@@ -94,7 +78,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
     history = repository.between(spec.good, spec.bad)
     lock = lock_folder(folder.path)
     state = folder.read()
-    if state is None and not is_unused(folder.path, ("probes", "logs")):
+    if state is None and not is_unused(folder.path, ("logs",)):
         raise UsageError(
             f"{folder.path} is not empty and holds no bisection.",
             "a new folder, or that of the bisection to be resumed",
@@ -106,15 +90,14 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
     say(f"{len(history)} commits in {folder.path}; {len(state.probes)} probes are already done")
     if state.result is None:
         interpret_without_gpu()  # the processes of the probes inherit it
-        if spec.measure_with == "replay":
-            chosen_calls(spec.pack, spec.calls)  # refuses a pack that cannot be read
+        chosen_calls(spec.pack, spec.calls)  # refuses a pack that cannot be read
         with repository.worktree() as tree:
             state = Bisection(folder, state, _measure_in(tree, repository, spec, folder), repository, say).run()
     del lock
     return state, folder
 
 
-def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:
+def probe_checkout(spec: BisectSpec) -> Measurement:
     """Build and measure the kernel of a checkout as it is.
 
     Raises:
@@ -122,8 +105,7 @@ def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:
     """
     interpret_without_gpu()
     with tempfile.TemporaryDirectory(prefix="assay-probe-") as made:
-        measured = measure(spec, Path(spec.repo), Path(made) / "log")
-    return outcome_of(measured, spec), measured
+        return measure(spec, Path(spec.repo), Path(made) / "log")
 
 
 def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: BisectFolder) -> _Measure:
@@ -180,9 +162,7 @@ class Bisection:
         seen, last = self.state.outcomes(commit), [probe for probe in self.state.probes if probe.commit == commit][-1]
         self._set(probes=())
         counts = ", ".join(f"{seen.count(outcome)} {outcome}" for outcome in dict.fromkeys(seen))
-        problem = (
-            f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}."
-        )
+        problem = f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {last.said}."
         raise UsageError(problem, f"a revision that builds, imports and comes out {end}", hint)
 
     def _search(self) -> tuple[str, ...]:
@@ -210,12 +190,11 @@ class Bisection:
     def _classes(self) -> dict[str, Outcome]:
         """Return what each commit that was probed is, in the order of the search."""
         commits = dict.fromkeys(probe.commit for probe in self.state.probes)
-        classes = {commit: settled(self.state.outcomes(commit), self.state.spec) for commit in commits}
-        return {commit: outcome for commit, outcome in classes.items() if outcome}
+        return {commit: outcome for commit in commits if (outcome := self.state.settled(commit))}
 
     def _classify(self, commit: str, purpose: Purpose) -> Outcome:
         """Probe a commit until it is classified."""
-        while (outcome := settled(self.state.outcomes(commit), self.state.spec)) is None:
+        while (outcome := self.state.settled(commit)) is None:
             self._probe(commit, purpose)
         return outcome
 
@@ -223,46 +202,23 @@ class Bisection:
         """Probe a commit, and record what came out."""
         number, begun = len(self.state.probes) + 1, time.monotonic()
         measured = self.measure(commit, number, purpose == "name")
-        outcome, seconds = outcome_of(measured, self.state.spec), time.monotonic() - begun
-        self.folder.write_measurement(number, measured)
-        probe = CommitProbe(**outcome.model_dump(), number=number, commit=commit, purpose=purpose, seconds=seconds)
-        self.say(f"{number}: {purpose} {commit[:12]} {outcome.outcome}, {_describe(probe)}")
+        outcome, seconds = measured.outcome(self.state.spec.raises), time.monotonic() - begun
+        told = measured.model_dump(exclude={"findings"})
+        probe = CommitProbe(**told, number=number, commit=commit, purpose=purpose, came_out=outcome, seconds=seconds)
+        self.say(f"{number}: {purpose} {commit[:12]} {outcome}, {measured.said}")
         self._set(probes=(*self.state.probes, probe))
         return measured
 
-    def _measured(self, commit: str) -> Measurement | None:
-        """Return the first measurement of a commit, or None if it could not be measured."""
-        numbers = (probe.number for probe in self.state.probes if probe.commit == commit)
-        measured = map(self.folder.measurement, numbers)
-        return next((each for each in measured if each.status == "measured"), None)
-
     def _named(self, commit: str) -> BisectResult:
-        """Describe the culprit: git's view of it, what fails there and not before, and the bug."""
+        """Describe the culprit: git's view of it, and the bug."""
+        seen = any(probe.commit == commit and probe.worst is not None for probe in self.state.probes)
+        findings = self._probe(commit, "name").findings if seen else ()
         info = self.repository.describe(commit)
-        before = next(filter(None, map(self._measured, info.parents)), None)
-        measured = self._measured(commit) or Measurement(status="died")
-        later: list[Change] = []
-        if measured.rows:
-            named = self._probe(commit, "name")
-            measured = named if named.status == "measured" else measured
-            bad = self._measured(self.state.spec.bad)
-            later = [change for change in changes(bad, measured) if change.new] if bad else []
-        return BisectResult(
-            outcome="found", suspects=(commit,), commit=info, later=tuple(later), changes=changes(measured, before),
-            findings=measured.findings,
-        )  # fmt: skip
+        return BisectResult(outcome="found", suspects=(commit,), commit=info, findings=findings)
 
     def _set(self, **changed: object) -> None:
         self.state = self.state.model_copy(update=changed)
         self.folder.write(self.state)
-
-
-def _describe(probe: CommitProbe) -> str:
-    if probe.worst is None:
-        known = probe.outcome if probe.status == "measured" else probe.status
-        return f"{known}: {probe.reason}" if probe.reason else known
-    worst = "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.2g} times its bound"
-    return f"{probe.where}, own error {worst}"
 
 
 def reproduce(spec: BisectSpec, bad: str) -> str:
@@ -270,8 +226,6 @@ def reproduce(spec: BisectSpec, bad: str) -> str:
     words, spec = list[str](), spec.recorded()
     for name, field in BisectSpec.model_fields.items():
         value = {"good": spec.good[:12], "bad": bad[:12]}.get(name, getattr(spec, name))
-        flag = f"--{_FLAGS.get(name, name.replace('_', '-'))}"
         if value != field.default:
-            parts = value if isinstance(value, tuple) else (value,)
-            words += [flag if part is True else f"{flag}={part}" for part in parts]
+            words.append(f"--{name}={value}")
     return shlex.join(["assay", "bisect", "commits", *words])

@@ -19,8 +19,7 @@ from assay.harness.attention.matrix import cases
 from assay.harness.attention.published import module_of
 from assay.harness.checks.observed import Reader
 from assay.harness.checks.replay import choose
-from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.drivers.bisect.commits.state import BisectSpec, CallErrors, Measurement
+from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import AssayError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.localize.call_conditions import describe
@@ -33,11 +32,9 @@ from assay.worker import Journal
 _OWN = {"assay", "torch", "numpy", *sys.stdlib_module_names}
 
 _Any = TypeVar("_Any")
-# A call and its condition, axis -> value.
-_ProbeCall = tuple[AttentionCall, dict[str, str]]
 
 
-def chosen_calls(pack: str, limit: int) -> list[_ProbeCall]:
+def chosen_calls(pack: str, limit: int) -> Sequence[AttentionCall]:
     """Make the calls to probe with, the same at every commit.
 
     Args:
@@ -47,8 +44,8 @@ def chosen_calls(pack: str, limit: int) -> list[_ProbeCall]:
     if pack:
         recorded = [case.call for case in choose(read_pack(Path(pack)))]
         calls = sorted(recorded, key=lambda call: (call.layer, call.phase))
-        return [(call, _condition(call)) for call in _spread(calls, limit)]
-    return [(case.make(), case.condition) for case in _spread(cases(seed=0), limit)]
+        return _spread(calls, limit)
+    return [case.make() for case in _spread(cases(seed=0), limit)]
 
 
 def _spread(these: Sequence[_Any], limit: int) -> Sequence[_Any]:
@@ -56,16 +53,10 @@ def _spread(these: Sequence[_Any], limit: int) -> Sequence[_Any]:
     return [these[i * len(these) // limit] for i in range(limit)] if 0 < limit < len(these) else these
 
 
-def _condition(call: AttentionCall) -> dict[str, str]:
-    prefix, batch = CACHED_PREFIX.label(max(call.prefixes)), "1" if len(call.lens_q) == 1 else "> 1"
-    return {"phase": call.phase, "prefix": prefix, "batch": batch}
-
-
 def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, reproduce: str) -> Measurement:
     """Measure the kernel of a worktree, as a job of `assay.worker`: errors of the kernel are results.
 
-    The journal gets the measurement of a wrong kernel before it is read, which may end the process. For accuracy runs, the kernel
-    is imported and not called.
+    The journal gets the measurement of a wrong kernel before it is read, which may end the process.
     """
     os.chdir(tree)
     asked, top = BisectSpec(**spec), Path(tree).resolve()
@@ -79,18 +70,15 @@ def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, r
     if outsider := _imported_from_elsewhere(top, roots, module):
         return Measurement(status="import", reason=outsider)
     origin = str(Path(inspect.getfile(sys.modules[module])).resolve().relative_to(top))
-    if asked.measure_with == "accuracy":
-        return Measurement(status="measured", origin=origin)
-    calls = chosen_calls(asked.pack, asked.calls)
     try:
-        run = run_and_repeat(kernel, [call for call, _ in calls])
+        run = run_and_repeat(kernel, chosen_calls(asked.pack, asked.calls))
     except BaseException as error:
         traceback.print_exc()
         return Measurement(status="raised", reason=_said(error), origin=origin)
     if outsider := _imported_from_elsewhere(top, roots, module):  # it may import more when it first runs
         return Measurement(status="import", reason=outsider)
     findings = tuple(diagnose(run, reproduce)) if name_bug else ()
-    measured = Measurement(status="measured", origin=origin, rows=_rows(run, calls), findings=findings)
+    measured = Measurement(origin=origin, findings=findings, **_worst(run))
     reader = Reader()
     if reader.wants(findings, run.results):
         journal.write("measured", measurement=measured)
@@ -99,16 +87,17 @@ def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, r
     return measured
 
 
-def _rows(run: KernelRun, calls: Sequence[_ProbeCall]) -> tuple[CallErrors, ...]:
-    conditions = {id(call): condition for call, condition in calls}
-    rows = []
-    for seen in run.results:
-        _, bound = seen.worst_cell
-        # Cells have bounds of their own: all as if they had that of the worst.
-        own = (seen.own / seen.bounds).amax(0) * bound
-        condition = {"layer": str(seen.call.layer), **conditions[id(seen.call)]}
-        rows.append(CallErrors(call=describe(seen.call), condition=condition, own=tuple(own.tolist()), bound=bound))
-    return tuple(rows)
+def _worst(run: KernelRun) -> dict[str, Any]:
+    """Return the largest own error as a multiple of its bound, over all calls and heads; each cell has a bound of its own."""
+    heads = [
+        (seen, head, float(times))
+        for seen in run.results
+        for head, times in enumerate((seen.own / seen.bounds).amax(0))
+    ]
+    if not heads:
+        return {"status": "no call"}
+    seen, head, worst = max(heads, key=lambda each: each[2])
+    return {"worst": worst, "own": worst * seen.worst_cell[1], "where": f"{describe(seen.call)}, head {head}"}
 
 
 def _said(error: BaseException) -> str:

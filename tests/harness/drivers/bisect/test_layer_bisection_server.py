@@ -43,5 +43,5 @@ def test_the_seeded_layer_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     for probe in result.probes:
         assert probe.with_prefix == result.prompts, "the fault needs a cached prefix"
         assert probe.outcome == ("wrong" if 1 in probe.candidate else "right")
-    assert json.loads(text)["schema"] == "assay.bisect/6"
+    assert json.loads(text)["schema"] == "assay.bisect/7"
     assert "layer 1 of 0-3: must run torch_native" in capsys.readouterr().out

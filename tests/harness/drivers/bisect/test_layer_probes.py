@@ -135,7 +135,7 @@ def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:
     assert result.findings[0].where == "layer 2 of 0-3"
     assert result.reproduce == "assay bisect layers --reference=torch_native --candidate=triton --questions=16"
     assert LayerBisection.model_validate_json(result.model_dump_json()) == result
-    assert '"schema":"assay.bisect/6"' in result.model_dump_json()
+    assert '"schema":"assay.bisect/7"' in result.model_dump_json()
 
 
 def test_the_command_repeats_the_bisection_with_flags_that_it_has(tmp_path: Path) -> None:

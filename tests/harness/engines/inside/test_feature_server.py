@@ -21,8 +21,7 @@ from assay.harness.attention.call import Mask
 from assay.harness.checks.replay import replay
 from assay.harness.conditions import PHASES
 from assay.harness.engines.base import ChatRequest
-from assay.harness.engines.inside.control import RECORD, SHADOW, Control, set_control, substituted_calls
-from assay.harness.engines.inside.write_request import write_now
+from assay.harness.engines.inside.control import RECORD, SHADOW, Control, set_control, substituted_calls, write_now
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.pack import RecordedCall, read_pack

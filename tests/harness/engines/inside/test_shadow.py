@@ -23,13 +23,13 @@ from assay.harness.attention.honest import MEMBERS
 from assay.harness.attention.noise import NoiseFamily
 from assay.harness.attention.oracle import attend, oracle, requests, scores
 from assay.harness.backend import Backend
-from assay.harness.checks.replay import diagnose_recorded
+from assay.harness.checks.observed import Reader
+from assay.harness.checks.replay import replay_recorded
 from assay.harness.engines.inside import truth_sums
 from assay.harness.engines.inside.candidates import Computes, KernelCandidate
-from assay.harness.engines.inside.control import Control, set_control
+from assay.harness.engines.inside.control import Control, set_control, write_now
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.write_request import write_now
 from assay.harness.engines.sglang.served_kernel import _BackendCandidate
 from assay.harness.evidence.error_table import QUERY, SUMS, elements, excess, relative_l1
 from assay.harness.evidence.pack import Source, rank_folder, read_pack
@@ -449,7 +449,7 @@ def test_processes_that_share_the_heads_are_joined(stand_in: ModuleType, tmp_pat
     assert checked().status == "ok"
     compared = compare_with_noise(read_shadow_errors(tmp_path))
     assert set(compared.cells.index[compared.cells.flagged, 1]) == {5}
-    found = diagnose_recorded(tmp_path / "pack", Backend.parse("torch_native"), "")
+    found = replay_recorded(tmp_path / "pack", Backend.parse("torch_native"), "", reader=Reader(0.0)).findings
     assert [one.where for one in found] == ["extend, all 3 layers, head 5 of 8"]
 
 

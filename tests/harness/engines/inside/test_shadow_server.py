@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from assay.evals.synthetic import questions
 from assay.harness.attention.oracle import oracle
 from assay.harness.engines.base import ChatRequest
-from assay.harness.engines.inside.control import RECORD, SHADOW, TRACE, Control, set_control, substituted_calls
-from assay.harness.engines.inside.write_request import write_now
+from assay.harness.engines.inside.control import RECORD, SHADOW, TRACE, Control, set_control, substituted_calls, write_now
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer

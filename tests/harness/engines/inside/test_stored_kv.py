@@ -21,7 +21,8 @@ from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
-from assay.harness.checks.replay import diagnose_recorded, replay_recorded
+from assay.harness.checks.observed import Reader
+from assay.harness.checks.replay import replay_recorded
 from assay.harness.conditions import PHASES
 from assay.harness.engines.inside.candidates import KernelCandidate
 from assay.harness.engines.inside.control import Control, set_control
@@ -167,7 +168,7 @@ def test_what_is_stored_is_recorded_with_its_scales(serving: Serving, tmp_path: 
         assert call.stored.k.dtype == STORED
         assert (call.stored.k_scale.item(), call.stored.v_scale.item()) == (pytest.approx(K_SCALE), pytest.approx(V_SCALE))
         assert torch.equal(call.k, call.stored.k.float() * call.stored.k_scale)
-    assert not serious(diagnose_recorded(tmp_path / "pack", Backend.parse("torch_native"), ""))
+    assert not serious(replay_recorded(tmp_path / "pack", Backend.parse("torch_native"), "", reader=Reader(0.0)).findings)
 
 
 @pytest.mark.few(1)
@@ -177,7 +178,7 @@ def test_what_is_stored_is_recorded_with_its_scales(serving: Serving, tmp_path: 
 )
 def test_recorded_calls_name_a_wrong_scale(kernel: Kernel, bug: str, serving: Serving, tmp_path: Path) -> None:
     serving(kernel)
-    found = serious(diagnose_recorded(tmp_path / "pack", Backend.parse("torch_native"), ""))
+    found = serious(replay_recorded(tmp_path / "pack", Backend.parse("torch_native"), "", reader=Reader(0.0)).findings)
     assert bug in found[0].id
 
 

@@ -16,7 +16,7 @@ from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.noise import family
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.inside.reduction import LayerSums
+from assay.harness.engines.inside.shadow import LayerSums
 from assay.harness.engines.inside.truth_sums import _BLOCK, MAX_ROWS, TruthSums, sampled_rows
 from assay.harness.evidence.error_table import DIMENSIONS, QUERY, ErrorTable, RoleErrors, condition_numbers, excess, joined
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader

@@ -19,7 +19,6 @@ from typing import Any
 import psutil
 import pytest
 
-from assay.harness.engines import process as process_module
 from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.guardian import _shared_files
 from assay.harness.engines.model import TINY_MODEL
@@ -154,23 +153,10 @@ def test_stop_leaves_no_process_and_no_litter(own_server: SGLangServer) -> None:
 
 
 @pytest.mark.slow
-def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer) -> None:
+def test_the_death_of_a_scheduler_is_seen_while_it_is_asked(own_server: SGLangServer) -> None:
     server = own_server
     processes = family(server)
     victim = scheduler(processes)
-    victim.send_signal(signal.SIGSTOP)
-    asked_at = time.monotonic()
-    with pytest.raises(EngineError, match=r"hangs: sglang::scheduler.* is stopped") as hung:
-        ask_all(server, [ChatRequest("hello", 4)] * 4)
-    assert time.monotonic() - asked_at < 10, "long before the time-out"
-    assert "Its log" in str(hung.value)
-    asked_at = time.monotonic()
-    with pytest.raises(EngineError, match=r"hangs: sglang::scheduler.* is stopped"):
-        server.send("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}})
-    assert time.monotonic() - asked_at < 10
-    victim.send_signal(signal.SIGCONT)
-    time.sleep(process_module.LOOK_INTERVAL_S)
-    assert ask_all(server, [ChatRequest("hello", 4)])[0].prompt_tokens > 0, "it goes on"
     victim.send_signal(signal.SIGSTOP)  # so that it cannot answer before it dies
 
     killed_at: list[float] = []

@@ -35,7 +35,6 @@ FAILURES = {
     "dies-answering": "exits at its 20th request",
     "dies-flushing": "exits when it is to empty its cache, after its first requests",
     "dies-idle": "exits a moment after its last request",
-    "stops": "its child is stopped by SIGSTOP at its 20th request, and nothing is answered any more",
     "slow": "takes 0.2 s for each byte of its 20th answer",
     "reset": "resets the connection of every answer from its 20th on",
     "truncated": "ends every answer from its 20th on in the middle",
@@ -161,9 +160,6 @@ class Handler(BaseHTTPRequestHandler):
             failing = state.requests >= FAILS_FROM
         if failing and state.failure == "dies-answering":
             os.kill(os.getpid(), signal.SIGKILL)
-        if failing and state.failure == "stops":
-            os.kill(self.child, signal.SIGSTOP)
-            time.sleep(600)
         prompt = body["messages"][0]["content"]
         expected = state.expected.get(prompt)
         text = f"Answer: {expected}" if expected else "yes"

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from assay.harness.cli.app import load_command
 from assay.harness.drivers.bisect.commits import bisection
 from assay.harness.drivers.bisect.commits.bisection import Bisection, bisect_commits, reproduce
-from assay.harness.drivers.bisect.commits.outcome import _MOST_PROBES, settled
 from assay.harness.drivers.bisect.commits.repo import Repository
-from assay.harness.drivers.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CallErrors, Measurement
+from assay.harness.drivers.bisect.commits.state import _MOST_PROBES, BisectFolder, BisectSpec, BisectState, CommitProbe, Measurement
 from assay.harness.errors import EvidenceError, UsageError
 
 Answer = Callable[[int], Measurement]
 
 
 def measured(*errors: float) -> Measurement:
-    rows = (
-        CallErrors(call=f"call {i}", condition={"layer": str(i), "prefix": "1"}, own=(error,), bound=1.0)
-        for i, error in enumerate(errors)
-    )
-    return Measurement(status="measured", rows=tuple(rows))
+    worst = max(errors)
+    return Measurement(worst=worst, own=worst, where=f"call {errors.index(worst)}")
 
 
 class Bench:
@@ -75,12 +72,24 @@ def suspects_of(bench: Bench, state: BisectState) -> list[int]:
     ],
 )  # fmt: skip
 def test_a_commit_is_classified_once_one_outcome_leads_by_two(outcomes: str, found: str | None) -> None:
-    spec = BisectSpec(repo="r", good="g", bad="b", kernel="m:f")
     words = {"g": "good", "b": "bad", "s": "skip"}
+    probes = [CommitProbe(number=1, commit="c", purpose="search", came_out=words[each], seconds=0) for each in outcomes]
+    spec = BisectSpec(repo="r", good="g", bad="b", kernel="m:f")
     assert len(outcomes) <= _MOST_PROBES
-    assert settled([words[letter] for letter in outcomes], spec) == found
-    accuracy = spec.model_copy(update={"measure_with": "accuracy"})
-    assert settled([words[outcomes[0]]], accuracy) == words[outcomes[0]], "a run repeats its questions itself"
+    assert BisectState(spec=spec, command="", history={}, probes=probes).settled("c") == found
+
+
+@pytest.mark.parametrize(
+    ("measurement", "raises", "outcome"),
+    [
+        (measured(0.1, 1.0), "skip", "good"), (measured(0.1, 1.1), "skip", "bad"), (measured(math.inf), "skip", "bad"),
+        (measured(math.nan), "skip", "bad"), (Measurement(status="no call"), "bad", "skip"),
+        (Measurement(status="raised"), "skip", "skip"), (Measurement(status="died"), "bad", "bad"),
+        (Measurement(status="build"), "bad", "skip"),
+    ],
+)  # fmt: skip
+def test_the_worst_own_error_classifies_a_commit(measurement: Measurement, raises: Literal["skip", "bad"], outcome: str) -> None:
+    assert measurement.outcome(raises) == outcome
 
 
 @pytest.mark.parametrize("culprit", [1, 17, 39])
@@ -94,7 +103,6 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench, culprit: i
     assert len(asked) <= 4 + 2 * 6 + 1, "39 commits are halved in 6 steps; the last probe is the diagnosis"
     assert result.commit is not None
     assert result.commit.subject == f"Change {culprit}"
-    assert {change.axis: change.new for change in result.changes}["layer"] == ("1",)
     assert [state.outcomes(bench.commits[i]) for i in (culprit, culprit - 1)] == [["bad"] * 2, ["good"] * 2]
     assert state == bench.folder.read(), "the whole state is on disk"
 
@@ -165,13 +173,6 @@ def test_it_steps_away_from_a_long_range_that_does_not_build(bench: Bench) -> No
     assert sum(i in broken for i in asked) < 10, "each broken commit doubles the step"
 
 
-def test_a_second_regression_after_the_named_one_is_reported(bench: Bench) -> None:
-    state, _ = bench.run(lambda i: measured(5.0 if i >= 9 else 0.1, 5.0 if i >= 33 else 0.1))
-    assert suspects_of(bench, state) == [9]
-    assert state.result is not None
-    assert {change.axis: change.new for change in state.result.later}["layer"] == ("1",)
-
-
 def test_a_folder_of_something_else_is_refused(bench: Bench) -> None:
     def begin(**over: object) -> None:
         bisect_commits(bench.spec.model_copy(update=over), bench.folder.path, lambda line: None)
@@ -202,13 +203,12 @@ def test_a_bisection_records_no_secret_that_was_given(
         return Measurement(status="build", reason="no compiler")
 
     monkeypatch.setattr(bisection, "measure", measure)
-    run_args = ("--engine-arg=--api-key", "--engine-arg=hunter2", "--reference=http://me:hunter2@host")
-    secret = {"build": "GIT_TOKEN=hunter2 make --password hunter2", "measure_with": "accuracy", "run_args": run_args}
-    bench = Bench(histories, tmp_path, **secret)
+    secret = "GIT_TOKEN=hunter2 make --password hunter2"
+    bench = Bench(histories, tmp_path, build=secret)
     for _ in range(2):  # the second resumes
         with pytest.raises(UsageError, match="the good revision"):
             bisect_commits(bench.spec, bench.folder.path, lambda line: None)
-    assert {(spec.build, spec.run_args) for spec in built} == {(secret["build"], run_args)}, "what is run has them"
+    assert {spec.build for spec in built} == {secret}, "what is run has it"
     files = [path for path in bench.folder.path.rglob("*") if path.is_file()]
     assert [path for path in files if path.name == "state.json"]
     assert not [path for path in files if b"hunter" in path.read_bytes()]
@@ -220,13 +220,10 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [{}, {"measure_with": "accuracy", "run_args": ("--questions=8",)}])
-def test_the_command_repeats_every_setting(more: dict[str, Any], tmp_path: Path) -> None:
-    more = {**more, "repo": str(tmp_path)}  # the command refuses one that is not there
-    assert {*SETTINGS, *more, "measure_with", "run_args"} == {*BisectSpec.model_fields}
-    command = load_command("bisect").commands["commits"]
-    words = shlex.split(reproduce(BisectSpec(**{**SETTINGS, **more}), "c" * 40))
-    parsed = command.make_context("commits", words[3:]).params
-    for name, value in {**SETTINGS, **more, "good": "g" * 12, "bad": "c" * 12}.items():
-        found = parsed[name]
-        assert (tuple(found) if isinstance(value, tuple) else type(value)(found)) == value, name
+def test_the_command_repeats_every_setting(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "repo": str(tmp_path)}  # the command refuses one that is not there
+    assert settings.keys() == BisectSpec.model_fields.keys()
+    words = shlex.split(reproduce(BisectSpec(**settings), "c" * 40))
+    parsed = load_command("bisect").commands["commits"].make_context("commits", words[3:]).params
+    for name, value in {**settings, "good": "g" * 12, "bad": "c" * 12}.items():
+        assert type(value)(parsed[name]) == value, name

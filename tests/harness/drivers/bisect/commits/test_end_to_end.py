@@ -75,8 +75,8 @@ def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     assert [finding.id for finding in state.result.findings] == ["mask-top-left"]
     assert f"serious: {state.result.findings[0].sentence}" in said
     assert state.probes[: len(before.probes)] == before.probes, "no probe is repeated"
-    assert len({p.commit for p in state.probes if p.purpose == "search" and p.outcome != "skip"}) <= 6
-    assert any(p.outcome == "skip" for p in state.probes)
+    assert len({p.commit for p in state.probes if p.purpose == "search" and p.came_out != "skip"}) <= 6
+    assert any(p.came_out == "skip" for p in state.probes)
     assert "default-src &#39;none&#39;" in (out / "report.html").read_text()
     assert index_of(made.path) == index
     assert histories.git(made.path, "status", "--porcelain") == ""
