@@ -103,7 +103,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "first_new": first[0], "first_prefix": first[1], "length-first": new + prefix - sum(first),
         "length-before": new + prefix - sum(before), "new-before": new - before[0], "prefix-before": prefix - before[1],
         "prefix-first": prefix - first[1],
-        "q_heads": q_heads, "kv_heads": kv_heads, "ratio": ratio, "head_dim": shape.head_dim,
+        "q_heads": q_heads, "kv_heads": kv_heads, "ratio": ratio, "kv_heads-ratio": kv_heads - ratio, "head_dim": shape.head_dim,
         "head_dim_v": shape.head_dim_v or np.nan, "layer": shape.layer, "first_head": shape.first_head,
         "window": window or np.nan, "length-window": new + prefix - window if window else np.nan, "items": len(lens) * q_heads,
         "phase": shape.phase, "dtype": str(shape.dtype).removeprefix("torch."), "data": shape.data,
@@ -572,10 +572,12 @@ def experiment(
             lab.ask(shape)
         own = features(place.shape, place.at)
         for drawer.held in _CONTEXTS:
+            narrow = len(drawer.held) > 1
             if len(drawer.held) >= _NARROW and lab.mixed * _NARROW > lab.points.wrong.count(True):
                 break  # with all else held, a fault that depends on the numbers looks like a condition of anything
             context = {name: own[name] for field in drawer.held for name in _HELD[field]}
-            if (tried := _challenged(lab, drawer, context)) is not None:
+            # That every call is wrong with all else held says less than the axes do.
+            if (tried := _challenged(lab, drawer, context)) is not None and (tried.rule or not narrow):
                 if lab.name == OUTPUT:
                     tried = tried.model_copy(update={"part": _part(lab, drawer, tried)})
                 return _shown(lab, tried if lab.repeats() else None, place, varied, drawer)
@@ -705,7 +707,7 @@ _FOLLOW = {
     "prefix", "length", "prefix-new", "key_end", "longest", "longest_prefix", "shortest", "least_new", "least_prefix", "new",
     "earlier-length", "total_keys", "row_end", "total_new", "row", "length-first", "prefix-first", "length-before", "prefix-before",
     "first_prefix", "asked", "window", "length-window", "softcap", "sinks", "temperature", "stored", "packed", "ratio",
-    *(f"asks: {what}" for what in ASKS),
+    *(f"asks: {what}" for what in ASKS), *(f"{of}_of_{tile}" for of in ("tiles", "items") for tile in _TILES),
 }  # fmt: skip
 
 

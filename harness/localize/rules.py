@@ -280,8 +280,8 @@ def _of_numbers(name: str, wrong: NDArray[np.float64], right: NDArray[np.float64
         if len(wrong) <= _LISTED:
             yield having("in", *wrong)
     gaps = np.setdiff1d(right[(right > low) & (right < high)], wrong)
-    if len(gaps) == 1:
-        yield having("!=", gaps[0])
+    if len(gaps) <= _LISTED:
+        yield from (having("!=", gap) for gap in gaps)
     for m in _MODULI:
         rests = np.unique(wrong % m)
         lost = np.setdiff1d(np.arange(m), rests)
@@ -312,6 +312,7 @@ _NOUNS = {
     "new-before": "new tokens less those of the sequence before it",
     "prefix-before": "cached prefix less that of the sequence before it",
     "prefix-first": "cached prefix less that of the first sequence", "q_heads": "q heads", "kv_heads": "kv heads",
+    "kv_heads-ratio": "kv heads less q heads per kv head",
     "ratio": "q heads per kv head", "head_dim_v": "head_dim of v", "first_head": "first head",
     "length-window": "length less the window",
     "packed": "new tokens x q heads per kv head", "row_end": "last row in q, counted from 1,", "stored": "what is stored",
@@ -353,6 +354,7 @@ _COMPANY = {
     "unlike": "sequences of the batch are unlike",
 }  # fmt: skip
 _DIFFERENCES = {
+    "kv_heads-ratio": ("number of kv heads", "q heads per kv head"),
     "earlier-length": ("length of the longest sequence before it", "length"),
     "longest-length": ("length of the longest sequence", "length"),
     "prefix-new": ("cached prefix", "new tokens"), "length-first": ("length", "length of the first sequence"),
@@ -392,7 +394,7 @@ def _said(prop: Property) -> str:
         return " or ".join(map(_COMPANY.__getitem__, v))
     if (plain := _PLAIN.get((prop.feature, prop.kind, *prop.values))) is not None:
         return plain
-    if prop.feature in _DIFFERENCES and prop.kind in (">=", "<=", "=="):
+    if prop.feature in _DIFFERENCES and prop.kind in (">=", "<=", "==", "!="):
         return _difference(prop)
     match prop.kind:
         case "==":
@@ -418,8 +420,8 @@ def _said(prop: Property) -> str:
 def _difference(prop: Property) -> str:
     of, less = _DIFFERENCES[prop.feature]
     limit = int(prop.values[0])
-    if prop.kind == "==":
-        return f"{of} is {less}{f' {limit:+}' * bool(limit)}"
+    if prop.kind in ("==", "!="):
+        return f"{of} is {'not ' * (prop.kind == '!=')}{less}{f' {limit:+}' * bool(limit)}"
     if prop.kind == ">=":
         return f"{of} > {less}" if limit == 1 else f"{of} >= {less}{f' {limit:+}' * bool(limit)}"
     return f"{of} < {less}" if limit == -1 else f"{of} <= {less}{f' {limit:+}' * bool(limit)}"

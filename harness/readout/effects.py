@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -158,18 +157,6 @@ def _scale_factors(queries: Queries, what: str, size: int, whose: str) -> Number
     return factors
 
 
-def _tail(queries: Queries, first: int) -> Numbers:
-    k = queries.call.k.clone()
-    k[..., first:] = 0
-    return Queries(replace(queries.call, k=k), queries.rows).right
-
-
-# Dims of K that are not multiplied with those of Q: a loop over head_dim that ends at a vector or a tile, or one early.
-_TAILS: tuple[Told, ...] = tuple(
-    Told(f"dims of K from {n} on are zero", _tail, (n,), 1.3) for n in (8, 16, 32, 48, 64, 80, 96, 112, 120, 127)
-)
-
-
 # Online softmax gone wrong
 
 # Keys of a tile; 1 in kernels that take a key at a time.
@@ -265,22 +252,38 @@ Answer = tuple[Queries, Numbers, Flags]
 """Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
 
 
-def _of_kv_head(queries: Queries, which: int) -> Numbers:
-    at = which % queries.kv_heads
-    weights: Numbers = softmax(queries.scores[:, :, at], queries.visible[:, None], queries.sinks)
-    return einsum("thk,kd->thd", weights, queries.values[:, at])
+# The kv head that is read, by words, of q head h with G of them for each of N kv heads; past the last one, zeros or the last.
+_KV_HEADS: dict[str, Callable[[Ints, int, int], Ints]] = {
+    "the first kv head": lambda h, _, kv_heads: 0 * h,
+    "the last kv head": lambda h, _, kv_heads: 0 * h + kv_heads - 1,
+    "kv head h mod num_kv_heads": lambda h, _, kv_heads: h % kv_heads,
+    "kv head h // num_kv_heads": lambda h, _, kv_heads: h // kv_heads,
+    "kv head h mod G": lambda h, group, _: h % group,
+}
 
 
-# kv heads that are read in place of the own one.
-_KV_HEADS: tuple[Told, ...] = tuple(
-    Told(f"the {words} kv head is read", _of_kv_head, (which,), 1.2) for words, which in (("first", 0), ("last", -1))
-)
+def _of_kv_head(queries: Queries, what: str, words: str, beyond: str) -> Numbers:
+    wanted = _KV_HEADS[words](np.arange(queries.heads), queries.call.heads.group, queries.kv_heads)
+    there = wanted < queries.kv_heads
+    other = np.minimum(wanted, queries.kv_heads - 1)
+    scores = queries.scores[:, np.arange(queries.heads), other if "K" in what else queries.own]
+    weights: Numbers = softmax(scores, queries.visible[:, None], queries.sinks)
+    out = einsum("thk,khd->thd", weights, np.ascontiguousarray(queries.values[:, other]))
+    return out if beyond == "the last" else out * there[None, :, None]
+
+
+def _kv_heads() -> Iterator[Told]:
+    """K and V, or one of them, of another kv head in place of the own one."""
+    for words, (what, beyond) in product(_KV_HEADS, product(("K and V", "V"), ("the last", "zeros"))):
+        past = f", and past the last one {beyond}" if "//" in words or "mod G" in words else ""
+        if past or beyond == "the last":
+            text = f"q head h reads {what} of {words}{past}"
+            yield Told(text, _of_kv_head, (what, words, beyond), 1.2 + 0.2 * (what == "V") + 0.2 * bool(past))
 
 
 def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
     """Yield effects that are tried whatever was read."""
-    yield from _TAILS
-    yield from _KV_HEADS
+    yield from _kv_heads()
     yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
     yield from (multiplied(*both, cost=2.0) for both in DESCALES)
     yield from _block_scales()
