@@ -15,7 +15,7 @@ from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, key_factors
 from assay.harness.readout.conditions import Condition, Literal, Term
 from assay.harness.readout.edges import Amount, Sum
-from assay.harness.readout.effects import _TAILS, Answer, _block_scales, _online_softmax, general_effects, merged, multiplied
+from assay.harness.readout.effects import Answer, _block_scales, _kv_heads, _online_softmax, general_effects, merged, multiplied
 from assay.harness.readout.elsewhere import SOURCES, from_elsewhere
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
@@ -110,7 +110,7 @@ def test_a_rule_on_keys_is_mined(effect: KeyFactors) -> None:
 
 @pytest.mark.few(8)
 @pytest.mark.parametrize("effect", [
-    _TAILS[0], multiplied(output=TIMES[0]), multiplied(output=constant_formula(0.9)), block_scale("v", 4, "previous"),
+    next(_kv_heads()), multiplied(output=TIMES[0]), multiplied(output=constant_formula(0.9)), block_scale("v", 4, "previous"),
     *(_online_softmax(8, law) for law in ("neither", "numerator", "denominator", "late")),
 ])  # fmt: skip
 def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect) -> None:
