@@ -224,7 +224,7 @@ def _mean_ratio(rounds: Sequence[Sequence[float]], bound: float) -> tuple[float,
     return float(theirs / ours), float((1 + as_large.sum()) / (1 + _DRAWS))
 
 
-RatioReason = Literal[
+_RatioReason = Literal[
     "too few", "below", "above", "too noisy", "not significant", "not clear", "mean above", "mean not clear"
 ]
 """Why a ratio has its verdict: too few were measured, or where its interval lies by the bound. Above it, it may be too noisy to
@@ -246,7 +246,7 @@ class RatioDecision:
     """
 
     verdict: Verdict
-    reason: RatioReason
+    reason: _RatioReason
     ratio: _Ratio
     floor: _Ratio
     mean: float
@@ -311,7 +311,7 @@ def _decide(
     mean, p_mean = of_mean
     low = ratio.interval.low
     verdict: Verdict = "inconclusive"
-    reason: RatioReason = "not clear"
+    reason: _RatioReason = "not clear"
     if min(ratio.n, floor.n) < MIN_RATIOS:
         reason = "too few"
     elif ratio.interval.high < bound and mean > bound:
