@@ -61,8 +61,6 @@ OTHER_HEAD_DIMS = (80, 96, 192, 256)
 """Head dims of Phi-2, Phi-3-mini, DeepSeek's prefill and Gemma."""
 _LONG: dict[Size, int] = {"small": 530, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
-PAGES = (0, 1, 16, 64)
-"""Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
 # Cached prefixes. 0: a top-left mask is right. 1: it is wrong by one key. 15 to 17, 63 to 65, 127 to 129: a last page or block of
 # 16, 64 or 128 keys that is partial is lost, one that is full is read past its end, or a prefix is taken a token early or late.
@@ -311,7 +309,6 @@ def _core_axes(phase: str, size: Size = "small", prefix: bool = True) -> dict[st
         "new": (1,) if decode else _NEW[size],
         "batch": tuple(CORE[phase]) if prefix else WITHOUT_PREFIX,
         "data": tuple(DATA),
-        "page": PAGES,
     }
 
 
@@ -323,7 +320,7 @@ def _core_groups() -> tuple[str, ...]:
             ("cached", "batch", "heads", "head_dim", "dtype"), ("cached", "batch", "new", "head_dim", "dtype"),
             ("cached", "heads", "new", "head_dim", "dtype"), ("cached", "data", "head_dim", "dtype"),
         ) for three in combinations(some, 3)),
-        *map(" ".join, combinations(("prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page"), 2)),
+        *map(" ".join, combinations(("prefix", "new", "batch", "heads", "head_dim", "dtype", "data"), 2)),
     )  # fmt: skip
 
 
@@ -344,7 +341,7 @@ def _parts(
     halves = {"dtype": [kind for kind in kinds if kind.itemsize == 2] or kinds[:1]}
     first, last = {"head_dim": dims[:1]}, {"head_dim": dims[-1:]}
     if extend:
-        yield _Part(("scene",), _SEED_CASE, first | {"dtype": kinds[:1], "page": (16,)})
+        yield _Part(("scene",), _SEED_CASE, first | {"dtype": kinds[:1]})
     core = _core_axes(phase, size, declared.prefix) | heads
     # The mask of the seed case is wrong where a chunk of more new tokens than a block of queries follows a short prefix.
     behind = {
@@ -617,7 +614,7 @@ def cases(
 def _usual(heads: tuple[int, int], kinds: Sequence[torch.dtype], dims: Sequence[int]) -> dict[str, Sequence[Any]]:
     """Return the axes of a usual call: those with several values take them in turn."""
     return {
-        "heads": (heads,), "head_dim": dims, "dtype": kinds, "data": ("normal",), "page": (0,), "head_dim_v": (0,), "layer": (0,),
+        "heads": (heads,), "head_dim": dims, "dtype": kinds, "data": ("normal",), "head_dim_v": (0,), "layer": (0,),
         "first_head": (0,), "layout": ("packed",), "grad_mode": ("",), "asked": ((),), "size": (0,), "scale": ("",),
     }  # fmt: skip
 
@@ -648,12 +645,12 @@ def model_cases(
     usual = _usual(heads, (dtype,), (head_dim,))
     for phase in phases:
         decode = phase == "decode"
-        axes = _core_axes(phase) | {"heads": (heads,), "page": (0, 16, 64), "new": (1,) if decode else (1, 7, 64, 129)}
+        axes = _core_axes(phase) | {"heads": (heads,), "new": (1,) if decode else (1, 7, 64, 129)}
         axes["prefix"] = (1, 16, 200) if decode else (0, 1, 16, 200)
         pairs = tuple(map(" ".join, combinations([axis for axis, values in axes.items() if len(values) > 1], 2)))
         long = _scenes((1 if decode else 7, tokens, "one"), *([] if decode else [(tokens, 0, "one")]))
         far = tuple(scene for scene in _ONCE[phase] if scene[3].startswith("scores far"))  # the run meets the others
-        parts = [_Part(pairs, axes=axes), _Part(("scene",), long, {"page": (16,)}), _Part(("scene",), far)]
+        parts = [_Part(pairs, axes=axes), _Part(("scene",), long), _Part(("scene",), far)]
         for part in (*parts, *_as_layers(phase, asked, {})):
             drawn += _drawn(part, phase, usual, 0)
     if (heads[1], head_dim) == (1, 576):  # of a model with latent attention
@@ -698,7 +695,6 @@ def _case(call: _Drawn, seed: int, device: str, size: Size, ways: Sequence[str],
         "head_dim": str(shape.head_dim),
         "dtype": str(shape.dtype).removeprefix("torch."),
         "data": shape.data,
-        "page": str(shape.page) if shape.page else "packed",
         "inputs": shape.layout,
         "head_dim_v": str(shape.head_dim_v) if shape.head_dim_v else "that of q",
         "layer": str(shape.layer),
@@ -711,7 +707,7 @@ def _case(call: _Drawn, seed: int, device: str, size: Size, ways: Sequence[str],
     dims = f"d{shape.head_dim}" + (f"v{shape.head_dim_v}" if shape.head_dim_v else "")
     parts = [
         shape.phase, f"{new}+{prefix}", batch, condition["heads"], dims,
-        condition["dtype"], shape.data, f"page{shape.page}" if shape.page else "packed",
+        condition["dtype"], shape.data,
     ]  # fmt: skip
     parts += [f"layer{shape.layer}"] * (shape.layer > 0) + [shape.layout] * (shape.layout != "packed")
     parts += [f"from_head{shape.first_head}"] * (shape.first_head > 0)
