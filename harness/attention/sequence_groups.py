@@ -114,7 +114,7 @@ class SequenceGroup:
         sequences, count, heads, group = rows.shape[-5:-1]
         if self.start is not None and len(self.asked) == sequences * count:
             place = into.narrow(-3, self.start, len(self.asked))
-            place.unflatten(-2, (heads, group)).unflatten(-4, (sequences, count)).copy_(rows)
+            place.view(*place.shape[:-3], sequences, count, heads, group, place.shape[-1]).copy_(rows)
             return
         rows = rows.flatten(-3, -2).flatten(-4, -3).index_select(-3, self.asked)
         into.index_copy_(into.dim() - 3, self.places, rows.to(into.dtype))
