@@ -205,7 +205,9 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
             bound = rule.tolerance
             stored = None
             if bound is None:
-                tensor_a, tensor_b = (_bits_of_cache(a.name, each) for each in (tensor_a, tensor_b))
+                if _CACHE.search(a.name):  # of which a step is one in other 8-bit floats too
+                    both = ((each, each.dtype == torch.uint8) for each in (tensor_a, tensor_b))
+                    tensor_a, tensor_b = (each.view(torch.float8_e4m3fn) if bits else each for each, bits in both)
                 stored = _stored(tensor_a.dtype, tensor_b.dtype)
                 bound = max(map(_default_bound, [stored] if stored else map(_grid, (tensor_a, tensor_b))))
             bound = None if rule.exact else bound
@@ -316,11 +318,6 @@ def _grid(tensor: Tensor) -> torch.dtype:
             last = float((_bits(narrow) & 1).double().mean())
             return dtype if _LAST_BIT <= last <= 1 - _LAST_BIT else tensor.dtype
     return tensor.dtype
-
-
-def _bits_of_cache(name: str, tensor: Tensor) -> Tensor:
-    """Return bytes of a KV cache as float8_e4m3fn, of which a step is one in other 8-bit floats too; other tensors as they are."""
-    return tensor.view(torch.float8_e4m3fn) if tensor.dtype == torch.uint8 and _CACHE.search(name) else tensor
 
 
 def _stored(*dtypes: torch.dtype) -> torch.dtype | None:
