@@ -81,7 +81,6 @@ def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
         data: ``"builtin"``; a ``.csv`` file with simple-evals' columns; or a Hugging Face dataset with the
             columns of ``cais/mmlu``, by hub name or as a local folder (configuration ``all``, split ``test``).
         most: largest number of questions, 1 or more. The built-in set is endless; of a smaller dataset, all are drawn.
-        seed: of the order.
 
     Returns:
         The questions. Ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the order.
@@ -197,11 +196,6 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
 
 def load_set(source: str, columns: Sequence[str], do: str, *arguments: str, **options: str) -> Any:
     """Load a set by ``datasets.load_dataset(*arguments, **options)``.
-
-    Args:
-        source: its name, for errors.
-        columns: those that it must have.
-        do: what to give instead.
 
     Raises:
         UsageError: it cannot be loaded, or has other columns.

@@ -130,8 +130,6 @@ def _starter_files(kernel: str, margin: float, install: str, is_package: bool) -
     """Make the files of a repository that begins with assay, by their paths.
 
     Args:
-        kernel: ``module:function``, or a published name.
-        margin: the default of ``[policy] margin``.
         install: what pip installs as assay in CI.
         is_package: whether the repository itself can be installed.
     """

@@ -108,11 +108,7 @@ def print_json(document: str) -> None:
 
 
 def deliver(document: Document, json: bool = False, html: Path | None = None, junit: Path | None = None) -> int:
-    """Print a document, with ``--json`` its result, and last its conclusion; write its page and its cases if they were asked for.
-
-    Returns:
-        The exit code of the command.
-    """
+    """Print a document, with ``--json`` its result, last its conclusion; write what was asked for. Return the exit code."""
     from assay.reports.terminal import render
 
     render(document, console)

@@ -68,10 +68,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
     """Run, write every report into the run's folder, and show the verdict.
 
     Args:
-        spec: what to run.
-        out: the run's folder; None for a new folder.
         baselines: whether to compare the run with the accepted baselines.
-        json: whether the report is printed as JSON.
     """
     from assay.harness.run.run import run
     from assay.harness.run.run_folder import default_folder

@@ -24,9 +24,8 @@ from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, re
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import Manifest, Origin, Progress, ServerManifest, hash_items
-from assay.harness.evidence.nonce import RunRecord, check_run, new_nonce
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.run_file import RUN_AGAIN, Kind, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, Kind, RunFile, RunRecord, check_run, new_nonce
 from assay.harness.files import file_hash, is_unused, lock_folder, remove_unfinished, write_whole
 from assay.harness.schema import read_json
 from assay.harness.sides import ROLES, Role

@@ -16,9 +16,8 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import EndedFolder
 from assay.harness.evidence.manifest import Origin
-from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Answer
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.reading import whole_file
 from assay.harness.schema import Record
 

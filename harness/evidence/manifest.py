@@ -12,9 +12,8 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from assay.harness.errors import AssayError, EngineError
-from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Item
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.schema import Part, Record
 from assay.harness.sides import Engine, Role, profile_of
 

@@ -228,9 +228,6 @@ def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
     other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of
     all splits are one family (Holm's correction). A split counts only if the candidate is intact (loses at most `_INTACT_SHARE`)
     in another of its buckets. Unknown conditions are left out.
-
-    Returns:
-        The split, or None if no split separates them.
     """
     known = [row for row in rows if row.known and row.reference_right]
     tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]

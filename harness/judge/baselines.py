@@ -219,11 +219,7 @@ class Proposal:
 
 
 def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -> list[Proposal]:
-    """Propose the baselines of all roles that a run measured.
-
-    Args:
-        reason: why a regression or worse numbers are accepted; empty to refuse them.
-    """
+    """Propose the baselines of all roles that a run measured."""
     made = {role: _make(folder, role, verdict, reason) for role in measured_roles(folder)}
     known, _ = _read_all(root, [now.key for now in made.values()])
     return [Proposal(role, now, known.get(now.key.name)) for role, now in made.items()]

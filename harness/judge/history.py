@@ -87,9 +87,6 @@ def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
     Args:
         run: the run's folder; runs beside it are seen, of which the newest `_EARLIER_READ` are read.
         created: when it began; later ones do not count.
-
-    Returns:
-        One check, or none where no earlier run of the treatment is seen.
     """
     beside = sorted((path for path in run.resolve().parent.iterdir() if (path / REPORT).is_file()), key=_changed)
     read = [_line(path) for path in beside[-_EARLIER_READ:] if path.name != run.resolve().name]
@@ -115,10 +112,6 @@ def find_run(named: Path | None, folder: Path) -> Path:
     Args:
         named: path of a run's folder or of its report; the unique beginning of such a folder's name, by itself for one in `folder`;
             None for the newest run of `folder` that has a report.
-        folder: where runs are, usually ``runs``.
-
-    Returns:
-        Its path; `named` itself where nothing is found by it.
 
     Raises:
         UsageError: the beginning is that of several runs, or there is no run with a report.

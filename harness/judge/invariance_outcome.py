@@ -196,9 +196,7 @@ def outcome(
     """Say what an arm shows.
 
     Args:
-        limits: bounds of the distances, by measure.
         drafts: tokens that a pass which verifies drafts is declared to give; 0 where nothing is declared.
-        drafted: the arm whose drafts the arm's are compared with, if there is one.
     """
     arm = frozenset(record.features)
     if not record.complete:

@@ -79,8 +79,6 @@ def ratio_of(logs: Sequence[float], alpha: float, least: float = 1.0) -> _Ratio:
     never wider than the range of the ratios.
 
     Args:
-        logs: log ratios in the order of measurement.
-        alpha: error rate of the interval.
         least: dependence that is assumed where the ratios show less.
 
     Source: Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3rd ed., sections 3.2 and 3.3.
@@ -211,7 +209,6 @@ def _mean_ratio(rounds: Sequence[Sequence[float]], bound: float) -> tuple[float,
 
     Args:
         rounds: for each round, the times of two blocks of the reference and of two of the candidate.
-        bound: ratio up to which the candidate is no slower.
     """
     if not rounds:
         return math.nan, 1.0

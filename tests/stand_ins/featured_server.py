@@ -24,8 +24,8 @@ from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.counters import ADMISSIONS, Admission
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved
-from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import Token
+from assay.harness.evidence.run_file import RUN
 from assay.harness.evidence.trace import TraceHeader, write_pass
 from assay.harness.sides import flag_values
 

@@ -30,8 +30,8 @@ from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source, rank_folder
+from assay.harness.evidence.run_file import nonce_of_process
 
 
 def _limits(runner: Any) -> EngineLimits:

@@ -22,8 +22,8 @@ from assay.harness.evidence.invariance import (
     InvarianceManifest,
     TracedPlace,
 )
-from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import Answer
+from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, possible, server_of
 from assay.harness.judge.invariance_outcome import (
     BASE_AGAIN,

@@ -6,17 +6,20 @@ import ast
 import inspect
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assay import harness
+from assay import harness, reports
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.judgement import Metric, measure
+from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import WORDS, Statement, state
 from assay.harness.verdict import Check, Requirement
+from assay.reports.wording.envelope import envelope_lines
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import found_in, measured_of, say, sayings
 from assay.reports.wording.servers import counted_calls
@@ -72,6 +75,8 @@ def test_words_are_what_they_were(tmp_path: Path) -> None:
 
 
 def said(given: dict[str, Any]) -> list[str]:
+    if "envelope" in given:
+        return envelope_lines(EnvelopeResult.model_validate(given["envelope"]))
     if "metric" in given:
         return list(measured_of(Metric.model_validate(given["metric"])))
     return list(found_in(Statement.model_validate(given["statement"])))
@@ -106,3 +111,12 @@ def test_counted_calls() -> None:
     decode = extend.model_copy(update={"phase": "decode", "calls": 24, "calls_in_graphs": 6, "calls_compiled": 14})
     assert counted_calls(extend) == "extend: triton 12 calls"
     assert counted_calls(decode) == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
+
+
+def test_no_text_advises_on_graphs_or_on_flags_that_a_run_may_not_have() -> None:
+    sources = [
+        path for room in (harness, reports) for path in Path(next(iter(room.__path__))).rglob("*.py") if "engines/" not in str(path)
+    ]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    assert not re.findall(r"run without CUDA graphs \(|server without graphs|replayed CUDA graphs:", text)
+    assert "without --disable-radix-cache" not in text
