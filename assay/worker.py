@@ -157,9 +157,7 @@ def run(
     """Have a process do a job.
 
     Args:
-        job: what to do.
         on_event: called here with each event as it comes.
-        limits: limits of time.
         output: file that gets what the process prints; by default standard error.
         environment: its environment variables; by default those of this process.
         stop: ends the process once it is set.
@@ -283,13 +281,9 @@ def run_command(
     """Run a command under a guardian, and leave none of its processes running.
 
     Args:
-        words: the command.
-        folder: its working folder.
         log: file to which what it prints is appended.
-        seconds: limit of time.
         environment: its environment variables; by default those of this process.
         output: file that gets its standard output instead.
-        stop: ends it once it is set.
 
     Returns:
         Its exit status, -n for a signal n; None if it was ended here.

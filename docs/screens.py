@@ -1,6 +1,6 @@
 """Takes the pictures of ``docs/screens.md``: each page on a wide screen, a laptop, a phone, and in the dark.
 
-``python docs/screens.py run=runs/ID/report.html failed=… compare=… runs=… check=…`` (needs Chromium and selenium)
+``python docs/screens.py run=runs/ID/report.html failed=… compare=… check=…`` (needs Chromium and selenium)
 """
 
 from __future__ import annotations

@@ -204,9 +204,6 @@ def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, d
     """Make the load of an envelope; the same arguments give the same requests on every machine.
 
     Args:
-        reach: how far it reaches.
-        batch: sequences that a batch must have.
-        vocabulary: size of the model's vocabulary.
         seed: loads of different seeds share no prefix.
         decodes: whether decode is to be covered. Otherwise each request generates one token, which prefill does.
     """

@@ -40,8 +40,6 @@ def draw_gsm8k(data: str, most: int, seed: int = 0) -> Drawn:
 
     Args:
         data: see `is_gsm8k`; SOURCE is a ``.jsonl`` file, a folder or a dataset's name, by default `_HUB_NAME`.
-        most: largest number of problems.
-        seed: of the order.
 
     Returns:
         Ids are ``gsm8k-<index in the set>``.

@@ -57,9 +57,6 @@ def probe_load(device: str, context: int, vocabulary: int, seed: str = "0") -> P
     """Make the probes for a device and a model; the same arguments give the same ones on every machine.
 
     Args:
-        device: "cpu" or "cuda".
-        context: longest sequence that the model takes, in tokens.
-        vocabulary: size of its vocabulary.
         seed: loads of different seeds share no tokens.
     """
     rng = random.Random(f"{seed}/invariance")

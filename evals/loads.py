@@ -67,7 +67,6 @@ def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
 
     Args:
         names: names of `SHAPES`, or lengths as ``PROMPT:OUTPUT`` or ``PROMPT:OUTPUT:SHARED``.
-        device: "cpu" or "cuda".
 
     Raises:
         UsageError: a shape does not exist, a length is out of range, or a shape is repeated.
@@ -106,9 +105,6 @@ def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[
     """Make `count` prompts of token ids; the same arguments give the same prompts on every machine.
 
     Args:
-        shape: their lengths.
-        count: how many.
-        vocabulary: size of the model's vocabulary.
         seed: prompts of different seeds share nothing, so no block can hit the prefix cache of the one before.
     """
     head = prefix(shape, vocabulary, seed)

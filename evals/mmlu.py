@@ -1,4 +1,4 @@
-"""MMLU questions from a local CSV or parquet file, a Hugging Face dataset, or the built-in synthetic questions.
+"""MMLU questions from a local CSV file, a Hugging Face dataset, or the built-in synthetic questions.
 
 They are drawn in a random order with a seed, since a run stops as soon as the answers decide.
 """
@@ -49,7 +49,7 @@ _SUBJECT_TO_GROUP = {subject: group for group, subjects in _SUBJECTS.items() for
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WHAT_TO_GIVE = (
-    f"give {BUILTIN_DATA!r}, a .csv or .parquet file with the columns {', '.join(_FILE_COLUMNS)}, or a Hugging Face dataset that "
+    f"give {BUILTIN_DATA!r}, a .csv file with the columns {', '.join(_FILE_COLUMNS)}, or a Hugging Face dataset that "
     "is on this machine or can be downloaded"
 )
 
@@ -78,10 +78,9 @@ def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
     does not depend on `most` (of the built-in set, up to `synthetic.BUILTIN_POOL` questions).
 
     Args:
-        data: ``"builtin"``; a ``.csv`` or ``.parquet`` file with simple-evals' columns; or a Hugging Face dataset with the
+        data: ``"builtin"``; a ``.csv`` file with simple-evals' columns; or a Hugging Face dataset with the
             columns of ``cais/mmlu``, by hub name or as a local folder (configuration ``all``, split ``test``).
         most: largest number of questions, 1 or more. The built-in set is endless; of a smaller dataset, all are drawn.
-        seed: of the order.
 
     Returns:
         The questions. Ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the order.
@@ -136,15 +135,12 @@ def _whole_units(units: Sequence[Sequence[Question]], most: int) -> Iterator[Que
 
 def _rows(data: str) -> Iterable[_Row]:
     path = Path(data).expanduser()
-    suffix = path.suffix.lower()
     if path.is_dir():
         return _hub_rows(str(path))
-    if suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return _csv_rows(path)
-    if suffix == ".parquet":
-        return _parquet_rows(path)
     if path.exists():
-        raise UsageError(f"{data} has an unsupported file type.", ".csv or .parquet", _WHAT_TO_GIVE)
+        raise UsageError(f"{data} has an unsupported file type.", ".csv", _WHAT_TO_GIVE)
     if not _HUB_NAME.fullmatch(data):
         raise UsageError(f"{data} does not exist.", "a file, a folder, or the name of a dataset", _WHAT_TO_GIVE)
     return _hub_rows(data)
@@ -198,28 +194,8 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
         ) from None
 
 
-def _parquet_rows(path: Path) -> Iterator[_Row]:
-    import pandas as pd  # slow to import, and not needed for the other kinds of data
-
-    raw = _read_bytes(path)
-    try:
-        frame = pd.read_parquet(io.BytesIO(raw))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as parquet: {error}.", "a parquet file", _WHAT_TO_GIVE) from None
-    _require_columns(list(frame.columns), _FILE_COLUMNS, path)
-    frame = frame[list(_FILE_COLUMNS)]
-    frame = frame.astype(object).where(frame.notna(), "")
-    for number, row in enumerate(frame.to_dict("records")):
-        yield _file_row(f"{path}, row {number}", row)
-
-
 def load_set(source: str, columns: Sequence[str], do: str, *arguments: str, **options: str) -> Any:
     """Load a set by ``datasets.load_dataset(*arguments, **options)``.
-
-    Args:
-        source: its name, for errors.
-        columns: those that it must have.
-        do: what to give instead.
 
     Raises:
         UsageError: it cannot be loaded, or has other columns.

@@ -56,14 +56,6 @@ def choice_question(id: str, subject: str, group: str, text: str, options: Seque
 
     Questions of a subject that follow the same passage are one unit. The passage is all but the last line of the text, if that is
     long enough to be one; the last line asks.
-
-    Args:
-        id: see `Question`, as all others that are not named here.
-        subject: of the question.
-        group: of the subject.
-        text: of the question.
-        options: the texts of A, B, C and D.
-        answer: the right letter.
     """
     passage = text.rpartition("\n")[0].strip()
     unit = f"passage-{prompt_hash(f'{subject}/{passage}')}" if len(passage) >= _SHORTEST_PASSAGE else id
@@ -86,7 +78,6 @@ def parse_answer(text: str, expected: str | None = None) -> str | None:
     - A number: the last one after the last "Answer:", as in simple-evals' MGSM (``mgsm_eval.py``), in `number_form`.
 
     Args:
-        text: the response.
         expected: the right answer; it decides only in which form the answer is looked for.
     """
     if expected is not None and _NUMBER.fullmatch(expected):

@@ -64,7 +64,8 @@ def _read_json(path: Path, kind: type[_Document], do: str) -> _Document:
     except OSError as error:
         damage = f"{path} cannot be read: {error.strerror}."
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        # Another version's schema explains all other faults.
+        first = min(error.errors(include_url=False), key=lambda each: each["loc"] != ("schema",))
         where = ".".join(map(str, first["loc"]))
         damage = f"{path} is damaged{f' at {where}' if where else ''}: {first['msg']}."
     raise EvidenceError(

@@ -23,7 +23,7 @@ class Workload(Settings):
     data: str = Field(
         BUILTIN_DATA,
         min_length=1,
-        description="questions: builtin; a CSV or parquet file with simple-evals columns, or a hub dataset; gsm8k, or gsm8k:FILE",
+        description="questions: builtin; a CSV file with simple-evals columns, or a hub dataset; gsm8k, or gsm8k:FILE",
     )
     questions: int = Field(
         4096, ge=1, description="most multiple-choice questions asked; fewer are, as soon as the answers decide"

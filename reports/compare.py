@@ -168,16 +168,13 @@ def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
 
 
 def _tensor(row: TensorRow) -> tuple[Words, ...]:
+    worst = row.worst
     return (
-        "" if row.worst.layer is None else str(row.worst.layer),
-        row.worst.boundary,
-        Cell(one_line(row.worst.tensor, 90), code=True),
+        "" if worst.layer is None else str(worst.layer), worst.boundary, Cell(one_line(worst.tensor, 90), code=True),
         f"{row.out_of_bounds:,} of {row.cells:,}",
-        Cell(row.worst.error if isinstance(row.worst.error, str) else number(row.worst.error), "beyond"),
-        number(row.worst.bound),
-        _cell(row.first),
-        _cell(row.worst),
-    )
+        Cell(worst.error if isinstance(worst.error, str) else number(worst.error), "beyond"), number(worst.bound),
+        _cell(row.first), _cell(worst),
+    )  # fmt: skip
 
 
 def _cell(cell: CellAt | None) -> str:

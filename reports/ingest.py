@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from assay.harness.ingest import result as ingested
-from assay.harness.ingest.result import UNKNOWN, CitedFinding, Excerpt, FileRead, IngestResult
+from assay.harness.ingest.result import UNKNOWN, CitedFinding, Excerpt, IngestResult
 from assay.harness.text import clip, counted, one_line
-from assay.harness.verdict import Severity, exit_code_of
 from assay.reports.document import (
     Block,
-    CaseResult,
     Cell,
     Code,
     Document,
@@ -16,9 +14,7 @@ from assay.reports.document import (
     Facts,
     Findings,
     Line,
-    Outcome,
     Section,
-    Suite,
     Table,
     Words,
 )
@@ -27,22 +23,18 @@ from assay.reports.trace_timeline import timeline_svg
 from assay.reports.wording.comparison import ingest_headline
 from assay.reports.wording.written import worded_json
 
-# Tables of facts that a terminal shows; the page has all of them.
-_BRIEF = frozenset("tests servers arguments metrics benchmarks results scores requests calls boundaries".split())
 _MOST, _UNREAD = 20, 5  # rows of a table, and places that were not read, outside of the page
-_OUTCOMES: dict[Severity, Outcome] = {"serious": "failed", "warning": "error", "info": "ok"}
 
 
 def ingest_document(result: IngestResult) -> Document:
     """Build the document: all findings first, the commands that prove them, then each file, and what was not read."""
-    headline = ingest_headline(result)
     steps = "\n".join(one_line(step, 600) for step in result.next_steps)
     proof = Section("To prove the cause", [Code(steps, "A file only suggests; these commands measure")], "next")
     return Document(
         command="ingest",
         title=one_line(result.documents[0].file.path, 60),
         verdict=result.verdict,
-        headline=headline,
+        headline=ingest_headline(result),
         body=[
             _findings(result),
             *([proof] if result.next_steps else []),
@@ -51,7 +43,6 @@ def ingest_document(result: IngestResult) -> Document:
         ],
         created=result.created,
         foot="Quoted text is from the files, not from assay.",
-        suites=_suites(result, headline),
         result=result,
         json=worded_json,
     )
@@ -98,8 +89,7 @@ def _file(number: int, document: ingested.FileDocument) -> Section:
         Code(clip(fact.text, TEXT_SHOWN), ", ".join([fact.title, *(_place(cite, file.unit) for cite in fact.cites)]))
         for fact in answers
     ]
-    for table in document.tables:
-        (blocks if table.id in _BRIEF else details).append(_table(table))
+    blocks += [_table(table) for table in document.tables]
     return Section(one_line(file.path, 120), [*blocks, Section("", details, detail=True)], f"file-{number}")
 
 
@@ -117,23 +107,6 @@ def _unread(result: IngestResult) -> Section:
     return Section("Not read", blocks or [Line("Nothing: all of it was read.", "empty")], "unread", detail=not blocks)
 
 
-def _suites(result: IngestResult, headline: str) -> list[Suite]:
-    """A suite with the verdict, and one per file with a case for each finding; a warning and an unknown file are not green."""
-    verdict = CaseResult("verdict", "assay.ingest", result.verdict, headline, [headline, *result.next_steps])
-    properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
-    suites = [Suite("assay", [verdict], properties, result.created)]
-    for document in result.documents:
-        line = _file_line(document.file)
-        read: Outcome = "error" if document.file.format == UNKNOWN else "ok"
-        cases = [CaseResult("read", "assay.ingest", read, line, [line, *document.file.notes])]
-        for finding in document.findings:
-            said = f"{finding.where}: {finding.diagnosis}"
-            lines = [said, *finding.evidence, _cited(finding, document.file.unit)]
-            cases.append(CaseResult(finding.id, "assay.ingest.findings", _OUTCOMES[finding.severity], said, lines))
-        suites.append(Suite(document.file.path, cases))
-    return suites
-
-
 def _timeline(document: ingested.FileDocument) -> list[Block]:
     """The timeline of a trace, for a page; none for other files."""
     if document.timeline is None:
@@ -147,12 +120,6 @@ def _quoted(excerpts: tuple[Excerpt, ...], summary: str, unit: str) -> list[Bloc
     """Lines of a file, folded; none if there are none."""
     rows = [(_place(excerpt, unit), Cell(one_line(excerpt.text, 200), code=True)) for excerpt in excerpts]
     return [Section(summary, [Table(("", ""), rows, most=_UNREAD)], folded=True)] if rows else []
-
-
-def _file_line(file: FileRead) -> str:
-    """A file in one line: what it is, and how much of it was understood."""
-    share = f"{file.read:,} of {counted(file.lines, file.unit)} read" if file.lines else f"{file.bytes:,} bytes"
-    return f"{one_line(file.path)}: {file.title}; {share}"
 
 
 def _cited(finding: CitedFinding, unit: str) -> str:

@@ -59,11 +59,7 @@ def _shown_metric(suite: SuiteResult) -> Metric | None:
 
 
 def when(created: str) -> str:
-    """A time to the minute, as in "2026-11-22 20:43 UTC"; as it is, in one line, if it is no ISO 8601.
-
-    Args:
-        created: a time in ISO 8601.
-    """
+    """A time to the minute, as in "2026-11-22 20:43 UTC"; as it is, in one line, if it is no ISO 8601."""
     try:
         moment = datetime.fromisoformat(created)
     except ValueError:

@@ -18,12 +18,7 @@ _MOST = 40
 
 
 def sweep_document(result: SweepResult, page: Path) -> Document:
-    """Every cell, the worst first.
-
-    Args:
-        result: the sweep.
-        page: where its page is.
-    """
+    """Every cell, the worst first."""
     body: list[Block] = [Line("Not all cells were run: it was interrupted.", "strong")] if result.interrupted else []
     body.append(Section("Cells", [_cells(result)], "cells"))
     if mixed := _environments(result):

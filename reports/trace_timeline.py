@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from assay.harness.ingest.result import NOTHING, POLLED, TENTHS, Lane, Timeline, TimelineTrack
+from assay.harness.ingest.mlc_rules import DECODE, PREFILL
+from assay.harness.ingest.result import NOTHING, POLLED, TENTHS, Timeline, TimelineTrack
 from assay.harness.text import one_line
 from assay.reports import svg
 
@@ -17,6 +18,7 @@ _NAME_WIDTH, _NAME_LENGTH = 150, 24
 _COLOURS = {
     "extend": svg.CANDIDATE, "decode": svg.PALETTE["chart-right"], "other": svg.PALETTE["chart-unparsed"],
 }  # fmt: skip
+_KINDS = {PREFILL: "extend", DECODE: "decode"}
 
 
 def timeline_svg(timeline: Timeline) -> str:
@@ -24,13 +26,14 @@ def timeline_svg(timeline: Timeline) -> str:
 
     Runs of equal cells are one rectangle, so its size follows the changes and not the events.
     """
-    columns = max((len(lane.cells) for track in timeline.tracks for lane in track.lanes), default=0)
+    lanes = [lane for track in timeline.tracks for lane in track.lanes.items()]
+    columns = max((len(cells) for _, cells in lanes), default=0)
     if not columns:
         return ""
     x = svg.Scale(0, columns, _NAME_WIDTH, _WIDTH - 6)
-    kinds = {lane.kind for track in timeline.tracks for lane in track.lanes if set(lane.cells) & set(TENTHS)}
+    kinds = {_KINDS.get(name, "other") for name, cells in lanes if set(cells) & set(TENTHS)}
     keys: list[tuple[str, str]] = [(kind, colour) for kind, colour in _COLOURS.items() if kind in kinds]
-    polled = any(POLLED in lane.cells for track in timeline.tracks for lane in track.lanes)
+    polled = any(POLLED in cells for _, cells in lanes)
     keys += [("polled, computed nothing", svg.RULE)] if polled else []
     parts, y = [], float(_LEGEND)
     for number, (name, colour) in enumerate(keys):
@@ -49,23 +52,23 @@ def _track(track: TimelineTrack, x: svg.Scale, y: float, per: float) -> list[str
         svg.text(one_line(track.name, 40), 4, y + _HEAD / 2, size=svg.NAME_SIZE, colour=svg.INK),
         svg.text(one_line(track.note, 120), x.start, y + _HEAD / 2),
     ]
-    for number, lane in enumerate(track.lanes):
+    for number, (name, cells) in enumerate(track.lanes.items()):
         top = y + _HEAD + number * _ROW
-        parts.append(svg.text(one_line(lane.name, _NAME_LENGTH), 12, top + _ROW / 2))
-        parts += _cells(lane, x, top, per)
+        parts.append(svg.text(one_line(name, _NAME_LENGTH), 12, top + _ROW / 2))
+        parts += _cells(name, cells, x, top, per)
     return parts
 
 
-def _cells(lane: Lane, x: svg.Scale, top: float, per: float) -> list[str]:
+def _cells(name: str, cells: str, x: svg.Scale, top: float, per: float) -> list[str]:
     """Draw a lane; a column stands for so many segments."""
-    colour = _COLOURS[lane.kind]
+    colour = _COLOURS[_KINDS.get(name, "other")]
     parts, at = [], 0
-    for cell, run in groupby(lane.cells):
+    for cell, run in groupby(cells):
         start, at = at, at + len(list(run))
         if cell == NOTHING:
             continue
         left, width = x(start), max(x(at) - x(start), 0.5)
-        says = f"{one_line(lane.name, 60)}, segment {start * per:,.6g} to {at * per:,.6g}"
+        says = f"{one_line(name, 60)}, segment {start * per:,.6g} to {at * per:,.6g}"
         middle = top + _ROW / 2
         if cell == POLLED:
             parts.append(svg.rect(left, left + width, middle - 1, middle + 1, svg.MUTED, says, 0.5))

@@ -17,9 +17,6 @@ def write_reports(report: Report, folder: Path) -> list[Path]:
     """Write ``report.json``, ``report.html``, ``report.junit.xml`` and ``report.md`` into `folder`, created if needed.
 
     Each file is replaced atomically; if writing fails, the old one stays.
-
-    Raises:
-        EvidenceError: the folder or a file cannot be written, for instance because the disk is full.
     """
     write_whole(folder / "report.json", to_json(report))  # first: the others can be rebuilt from it
     document = run_document(report)

@@ -43,7 +43,7 @@ BREACHES = [
     ("base-install", "harness/localize/bounds.py", "scipy.stats"),
     ("read-out-behind-a-door", "harness/checks/replay.py", "assay.harness.readout.readout"),
     ("ingest-at-the-edges", "suites/plugin.py", "assay.harness.ingest.recognise"),
-    ("readers-in-one-table", "harness/ingest/source_file.py", "assay.harness.ingest.mlc_engine"),
+    ("readers-in-one-table", "harness/ingest/source_file.py", "assay.harness.ingest.mlc_trace"),
 ]
 """For each contract a module, and an import in it that the contract forbids."""
 

@@ -16,8 +16,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
-from assay.harness.cli.output import add_output_flags, console, detail, errors, report_error
-from assay.harness.cli.streams import keep_open
+from assay.harness.cli.output import add_output_flags, console, detail, errors, keep_open, report_error
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.files import portable
 from assay.harness.interruption import like_ctrl_c
@@ -36,13 +35,13 @@ _GROUPS = {
     "Servers": {
         "run": ("run", "Ask both servers the same; decide if the candidate may merge."),
         "gate": ("gate", "Run in CI, with the policy and the accepted baselines."),
-        "bench": ("bench", "Time both servers side by side; judge the ratio of their times."),
+        "bench": ("run", "Time both servers side by side; judge the ratio of their times."),
         "bisect": ("bisect", "Find the layers, or the commit, that an error comes from."),
         "invariance": ("invariance", "Switch features that must change nothing; compare the output."),
         "fingerprint": ("fingerprint", "Show what is really served: tokens, RoPE, weights, backends."),
         "backends": ("run", "List backends and kernels; measure what backends honour."),
         "sweep": ("sweep", "Run a command over axes, such as kernels x models."),
-        "doctor": ("doctor", "Examine this environment: what a run needs, and what is here."),
+        "doctor": ("init", "Examine this environment: what a run needs, and what is here."),
     },
     "Results": {
         "report": ("run", "Judge a run again, and rewrite and show its report."),

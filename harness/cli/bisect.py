@@ -47,7 +47,7 @@ def layers(
     from assay.harness.files import write_whole
     from assay.harness.run.plan import prepare
     from assay.harness.run.run_folder import default_folder
-    from assay.reports.layer_bisection import layers_document
+    from assay.reports.bisection import layers_document
 
     spec = instrumented_spec(flags | {"questions": questions, "suites": "accuracy,layers"}, config)
     plan = prepare(spec)
@@ -102,7 +102,7 @@ def commits(
     """
     from assay.harness.drivers.bisect.commits.bisection import bisect_commits, bisection_spec
     from assay.harness.files import write_whole
-    from assay.reports.commit_bisection import bisection_document
+    from assay.reports.bisection import bisection_document
 
     settings = {"kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises}
     spec = bisection_spec(repo, {"good": good, "bad": bad, **settings})

@@ -87,10 +87,15 @@ def compare(
         raise UsageError("--allow does nothing with these files.", "it with two fingerprints", "leave it out")
     from assay.harness.ingest.recognise import compare as run
     from assay.harness.ingest.tensor_diff import TensorRule
-    from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
+    from assay.harness.ingest.tensor_layout import check_axes
     from assay.reports.compare import compare_document
 
-    rule = TensorRule(tolerance, ModelHeads.of(model) if model else None, check_axes(layout))
+    shape = None
+    if model:
+        from assay.harness.engines.model import model_shape
+
+        shape = model_shape(model)
+    rule = TensorRule(tolerance, shape, check_axes(layout))
     result = run(a, b, margin, rule, metric, reproduce=as_given())
     raise typer.Exit(deliver(compare_document(result), json, html, junit))
 
@@ -118,7 +123,7 @@ def ingest(
     files: Annotated[list[Path], typer.Argument(help="Logs, results files, traces or tensors.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="A folder for ingest.json, ingest.html and ingest.junit.xml.", callback=new_folder),
+        typer.Option(help="A folder for ingest.json and ingest.html.", callback=new_folder),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -134,4 +139,4 @@ def ingest(
     if out is None:
         raise typer.Exit(deliver(document, json))
     write_whole(out / "ingest.json", document.json(result) + "\n")
-    raise typer.Exit(deliver(document, json, out / "ingest.html", out / "ingest.junit.xml"))
+    raise typer.Exit(deliver(document, json, out / "ingest.html"))

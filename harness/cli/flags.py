@@ -31,11 +31,7 @@ Out = Annotated[
 
 
 def existing(expected: str) -> Callable[[Path | None], Path | None]:
-    """Make the callback of an option or argument whose folder must exist.
-
-    Args:
-        expected: what is expected there, for the error.
-    """
+    """Make the callback of an option or argument whose folder must exist."""
 
     def check(path: Path | None) -> Path | None:
         if path is not None and not path.exists():
@@ -72,7 +68,6 @@ def spec_flags(
     The command receives those that were given, by field name, as its first argument; the flags come before its other options.
 
     Args:
-        names: fields.
         hidden: fields whose flags work but are not offered, since the command refuses their usual values.
         about: descriptions of fields that mean less here than elsewhere.
     """
@@ -113,11 +108,7 @@ def refuse_flags_before(context: typer.Context) -> None:
 
 
 def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
-    """Make a spec of two backends whose servers assay starts and can instrument, and set up Triton for their kernels.
-
-    Raises:
-        UsageError: one of them is a URL.
-    """
+    """Make a spec of two backends whose servers assay starts and can instrument, and set up Triton for their kernels."""
     interpret_without_gpu()
     spec = make_spec(flags, config)
     for name, backend in (("--reference", spec.reference.backend), ("--candidate", spec.candidate.backend)):

@@ -1,24 +1,31 @@
-"""A repository that begins with assay: ``assay init``."""
+"""Before the first run: a repository that begins with assay (``assay init``), and what a run needs (``assay doctor``)."""
 
 from __future__ import annotations
 
 import ast
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from string import Template
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app
-from assay.harness.cli.output import say
+from assay.harness.cli.flags import Config, spec_flags
+from assay.harness.cli.output import Json, console, deliver, say
+from assay.harness.config import SERVER_FLAGS, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
 from assay.harness.policy import Policy
 from assay.harness.reading import whole_file
+
+if TYPE_CHECKING:
+    from assay.harness.run.doctor import Examination
+    from assay.reports.document import Document
 
 
 @app.command()
@@ -34,12 +41,12 @@ def init(
     from assay.harness.attention.kernels import find
 
     root = Path.cwd()
-    name = kernel or the_kernel(root)
+    name = kernel or _the_kernel(root)
     find("", name)
     is_package = any((root / file).exists() for file in ("pyproject.toml", "setup.py"))
     origin = _installed_from()
     requirement = origin or f"{DISTRIBUTION} @ git+{REPOSITORY}"
-    files = starter_files(name, Policy.model_fields["margin"].default, requirement, is_package)
+    files = _starter_files(name, Policy.model_fields["margin"].default, requirement, is_package)
     for path, text in files.items():
         say(f"{'wrote' if _write(root / path, text) else 'kept '}  {path}")
     if not origin:
@@ -119,12 +126,10 @@ $package      # Exit code 0: correct, 1: wrong, 2: usage error, 3: no verdict. A
 _PACKAGE = "      - run: python -m pip install -e .\n"
 
 
-def starter_files(kernel: str, margin: float, install: str, is_package: bool) -> Mapping[str, str]:
+def _starter_files(kernel: str, margin: float, install: str, is_package: bool) -> Mapping[str, str]:
     """Make the files of a repository that begins with assay, by their paths.
 
     Args:
-        kernel: ``module:function``, or a published name.
-        margin: the default of ``[policy] margin``.
         install: what pip installs as assay in CI.
         is_package: whether the repository itself can be installed.
     """
@@ -138,7 +143,7 @@ def starter_files(kernel: str, margin: float, install: str, is_package: bool) ->
     }
 
 
-def the_kernel(root: Path) -> str:
+def _the_kernel(root: Path) -> str:
     """Find the only kernel in a repository, without importing anything.
 
     That is a public function of one argument which is annotated as AttentionCall, or which is not annotated, and whose q, k and v
@@ -191,3 +196,49 @@ def _takes_a_call(node: ast.FunctionDef) -> bool:
         if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == arguments[0].arg
     }
     return {"q", "k", "v"} <= read
+
+
+@app.command()
+@spec_flags(SERVER_FLAGS)
+def doctor(
+    flags: dict[str, Any],
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Examine this environment: what a run needs, what is here, and what to do about the rest."""
+    interpret_without_gpu()
+
+    from assay.harness.run.doctor import Examination, examine
+    from assay.reports.terminal import render
+
+    spec = make_spec(flags, config)
+    examined = []
+    for shown in examine(spec):  # shown at once: the last of them calls a kernel, which may hang
+        render(_document(Examination(device=spec.device, examined=(shown,))), console)
+        examined.append(shown)
+    document = _document(Examination(device=spec.device, examined=tuple(examined)))
+    raise typer.Exit(deliver(replace(document, body=()), json))
+
+
+_SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}
+
+
+def _document(made: Examination) -> Document:
+    """A line for each thing that a run needs, and what to do where it is missing."""
+    from assay.reports.document import Block, Cell, Document, Line
+
+    lines: list[Block] = []
+    for examined in made.examined:
+        lines.append(Line((Cell(_SIGNS[examined.status], examined.status), f" {examined.id:<10}  {examined.found}")))
+        lines += [Line(f"  {'':<10}  What to do: {examined.do}")] if examined.do else []
+    missing = [examined.id for examined in made.examined if examined.status == "missing"]
+    fails = f"A run on {made.device} would fail: {', '.join(missing)}."
+    return Document(
+        command="doctor",
+        title=made.device,
+        verdict=None,
+        exit_code=int(made.exit_code),
+        headline=fails if missing else f"Everything that a run on {made.device} needs is here.",
+        body=lines,
+        result=made,
+    )

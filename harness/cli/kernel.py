@@ -99,11 +99,7 @@ def _words(given: list[str] | None) -> list[str] | None:
 
 
 def _whole_numbers(flag: str, given: list[str]) -> tuple[int, ...]:
-    """Parse the numbers of such a flag.
-
-    Raises:
-        UsageError: one of its words is none.
-    """
+    """Parse the numbers of such a flag."""
     words = _words(given) or []
     for word in words:
         if not word.isdecimal() or int(word) < 1:

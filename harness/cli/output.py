@@ -1,7 +1,9 @@
-"""What commands print: consoles, errors, options such as ``--json`` and ``-q``, progress, and a last line with the verdict."""
+"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a last line with the verdict."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import traceback
@@ -9,13 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from assay.harness.errors import UsageError
+from assay.harness.errors import AssayError, UsageError
 from assay.harness.files import write_whole
 from assay.harness.text import visible
 
@@ -106,11 +108,7 @@ def print_json(document: str) -> None:
 
 
 def deliver(document: Document, json: bool = False, html: Path | None = None, junit: Path | None = None) -> int:
-    """Print a document, with ``--json`` its result, and last its conclusion; write its page and its cases if they were asked for.
-
-    Returns:
-        The exit code of the command.
-    """
+    """Print a document, with ``--json`` its result, last its conclusion; write what was asked for. Return the exit code."""
     from assay.reports.terminal import render
 
     render(document, console)
@@ -176,3 +174,45 @@ def add_output_flags(command: Any) -> None:
 def _set(holder: object, context: Any, param: Any, given: bool) -> None:
     if given:
         setattr(holder, param.name, True)
+
+
+_READER_GONE = (errno.EPIPE, errno.ECONNRESET)
+
+
+def keep_open() -> None:
+    """Replace both streams, for everything that writes to them: this package, Typer, Rich, and a kernel that prints.
+
+    A stream whose reader goes away (``assay run | head -1``) falls silent, and so does one that was never open (``>&-``).
+    Without this, Typer and Rich end the command with exit code 1, which means that the candidate regressed. What the encoding of
+    a stream lacks is written as an escape. Standard output on a full disk raises an AssayError.
+    """
+    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+
+
+class _Outliving(io.FileIO):
+    """A file descriptor that leads nowhere from its first failed write on."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if self.fileno() == 1 and error.errno not in _READER_GONE:
+                raise AssayError(
+                    f"standard output could not be written: {error.strerror}.",
+                    "a terminal, a pipe or a file with room",
+                    "write it elsewhere; what a command writes to files is not affected",
+                ) from None
+            return memoryview(data).nbytes
+
+
+def _outliving(stream: TextIO | None) -> TextIO:
+    if stream is None:  # the lowest free descriptor is its own, so that no file that is opened later gets its number
+        return open(os.devnull, "w")
+    raw = io.BufferedWriter(_Outliving(stream.fileno(), "wb", closefd=False))
+    return io.TextIOWrapper(
+        raw,
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=getattr(stream, "line_buffering", False),
+    )

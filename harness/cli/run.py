@@ -1,4 +1,4 @@
-"""Runs and their reports: ``assay run``, ``assay report``, ``assay runs``, ``assay backends``."""
+"""Servers and what runs of them leave: ``assay run``, ``assay bench``, ``assay report``, ``assay runs``, ``assay backends``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import typer
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
 from assay.harness.cli.output import Html, Json, deliver, new_folder, print_json, progress, say
-from assay.harness.config import RUN_FLAGS, RUNS, RunSpec, make_spec
+from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
+from assay.harness.files import write_whole
 from assay.harness.interruption import too_late
 from assay.harness.text import did_you_mean
 
@@ -52,11 +53,7 @@ def run(
 
 
 def _record(flags: dict[str, Any], pack: Path, config: Path | None, json: bool) -> None:
-    """Record a replay pack, without a verdict.
-
-    Raises:
-        UsageError: a side is a URL, whose calls cannot be recorded.
-    """
+    """Record a replay pack, without a verdict."""
     from assay.harness.run.plan import prepare
     from assay.harness.run.run import record_pack
     from assay.reports.check import pack_document
@@ -71,10 +68,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
     """Run, write every report into the run's folder, and show the verdict.
 
     Args:
-        spec: what to run.
-        out: the run's folder; None for a new folder.
         baselines: whether to compare the run with the accepted baselines.
-        json: whether the report is printed as JSON.
     """
     from assay.harness.run.run import run
     from assay.harness.run.run_folder import default_folder
@@ -104,6 +98,30 @@ def _show(made: Report, folder: Path, json: bool, interrupted: bool = False) -> 
         from assay.reports.json_report import to_json
 
         print_json(to_json(made))
+
+
+@app.command()
+@spec_flags(BENCH_FLAGS, hidden=("servers",))  # it needs both at the same time
+def bench(
+    flags: dict[str, Any],
+    out: Annotated[Path | None, typer.Option(help="A new folder for the timings.", callback=new_folder)] = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Time both servers side by side and judge the ratio of their times."""
+    require("serve", "assay bench")
+
+    from assay.harness.run.run import bench_servers
+    from assay.harness.run.run_folder import default_folder
+    from assay.reports.bench_report import bench_document
+
+    spec = make_spec(flags, config)
+    folder = out or Path(f"{default_folder(spec.candidate.backend)}-bench")
+    with progress() as display:
+        result = bench_servers(spec, folder, display=display)
+    document = bench_document(result)
+    write_whole(folder / "bench.json", document.json(result) + "\n")
+    raise typer.Exit(deliver(document, json, folder / "bench.html"))
 
 
 @app.command()

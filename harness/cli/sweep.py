@@ -116,11 +116,7 @@ def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
 
 
 def _try(command: Any, cell: SweptCell, name: str) -> None:
-    """Parse a command line as the command itself would.
-
-    Raises:
-        UsageError: it refuses it.
-    """
+    """Parse a command line as the command itself would."""
     try:
         with command.make_context(name, [*cell.given[1:]]) as context:
             if name in ("run", "bench"):

@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # The helpers of a killed main process have this long to exit: Python's resource tracker uses it to remove shared memory that would
 # otherwise be left behind.
 HELPER_GRACE_S = 1.0
-UNKILLABLE_TIMEOUT_S = 30.0
+_UNKILLABLE_TIMEOUT_S = 30.0
 # The signal, SIGRTMAX, by which the guardian ends where COMMAND started too many processes: it can exit with any status.
 TOO_MANY = 64
 # Seconds between two counts of the processes. The system's own limit, RLIMIT_NPROC, counts all processes of a user, and not root's.
@@ -63,7 +63,7 @@ class _Family:
 
     def look(self) -> None:
         """Note the shared memory that the processes have mapped."""
-        for pid in descendants(os.getpid()):
+        for pid in _descendants(os.getpid()):
             self._shared |= _shared_files(pid)
 
     def remove_shared(self) -> None:
@@ -95,9 +95,9 @@ class _Family:
             os.kill(self.main, signal.SIGKILL)
         if self._gone_within(HELPER_GRACE_S):
             return
-        deadline = time.monotonic() + UNKILLABLE_TIMEOUT_S
+        deadline = time.monotonic() + _UNKILLABLE_TIMEOUT_S
         while time.monotonic() < deadline:
-            _tell(descendants(os.getpid()), signal.SIGKILL)
+            _tell(_descendants(os.getpid()), signal.SIGKILL)
             if self._gone_within(0.1):
                 return
 
@@ -106,7 +106,7 @@ class _Family:
         if len(_running()) <= most:
             return False
         stopped: set[int] = set()
-        deadline = time.monotonic() + UNKILLABLE_TIMEOUT_S
+        deadline = time.monotonic() + _UNKILLABLE_TIMEOUT_S
         while (more := [pid for pid in _running() if pid not in stopped]) and time.monotonic() < deadline:
             _tell(more, signal.SIGSTOP)  # what is stopped starts no process while the others are killed
             stopped.update(more)
@@ -122,7 +122,7 @@ class _Family:
         return True
 
 
-def descendants(ancestor: int) -> list[int]:
+def _descendants(ancestor: int) -> list[int]:
     """Process ids of all children of ``ancestor``, of their children, and so on."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -140,7 +140,7 @@ def descendants(ancestor: int) -> list[int]:
 def _running() -> list[int]:
     """List the descendants of this process that have not ended."""
     running = []
-    for pid in descendants(os.getpid()):
+    for pid in _descendants(os.getpid()):
         with contextlib.suppress(OSError):
             running += [pid] if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "XZ" else []
     return running
@@ -219,7 +219,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGCONT)  # a stopped guardian would not notice
     try:
-        process.wait(grace_s + HELPER_GRACE_S + UNKILLABLE_TIMEOUT_S)
+        process.wait(grace_s + HELPER_GRACE_S + _UNKILLABLE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()  # the parent-death signal then ends the command too
         process.wait()

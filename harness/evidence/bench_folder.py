@@ -7,7 +7,7 @@ from __future__ import annotations
 from assay.evals.loads import Shape
 from assay.harness.evidence.folder import EndedFolder, EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import Origin, ServerManifest
-from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import RunRecord
 from assay.harness.sides import Role
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from pydantic import NonNegativeInt
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.reading import regular_file
 from assay.harness.schema import Record
 

@@ -17,8 +17,7 @@ from pydantic import Field
 from assay.evals.envelope_load import BATCH, DEPTH, LoadReach, blocks_of, inner_lengths, longest
 from assay.harness.conditions import BATCHES, BORDER, BORDER_TOKENS, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import RunFile
+from assay.harness.evidence.run_file import RunFile, RunRecord
 from assay.harness.schema import Record
 from assay.harness.sides import ROLES, Device
 

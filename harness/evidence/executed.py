@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.schema import Record
 
 FOLDER = "kernels"

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt
 
-from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Answer
-from assay.harness.evidence.run_file import RunFile
+from assay.harness.evidence.run_file import RunFile, RunRecord
 
 FOLDER = "faults"
 SENSITIVITY = "sensitivity"

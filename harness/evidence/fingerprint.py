@@ -13,8 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from assay.harness.errors import UsageError
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.schema import RULE, Record, read_json
 
 SCHEMA: Literal["assay.fingerprint/1"] = "assay.fingerprint/1"

@@ -5,13 +5,15 @@
 #   open    records.jsonl and the servers' folders grow, under the lock of one process: ended by `seal`, once everything was done;
 #           a failure or a kill leaves the folder open, and the next `open` of the same run resumes
 #   sealed  progress.json has the hash of each file, and every reader refuses a change: ended by an `open`, which resumes
-# A bench or a comparison of features (`EndedFolder`) is sealed by end.json, and is never opened again.
+# A bench or a comparison of features (`EndedFolder`) is sealed by end.json, and is never opened again. A seal is no signature: who
+# rewrites the file that holds it, too, is believed.
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
@@ -22,13 +24,12 @@ from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, re
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import Manifest, Origin, Progress, ServerManifest, hash_items
-from assay.harness.evidence.nonce import RunRecord, check_run, new_nonce
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.run_file import RUN_AGAIN, Kind, RunFile
-from assay.harness.evidence.seal import check_seal, seal_of
-from assay.harness.files import is_unused, lock_folder, remove_unfinished, write_whole
+from assay.harness.evidence.run_file import RUN_AGAIN, Kind, RunFile, RunRecord, check_run, new_nonce
+from assay.harness.files import file_hash, is_unused, lock_folder, remove_unfinished, write_whole
 from assay.harness.schema import read_json
 from assay.harness.sides import ROLES, Role
+from assay.harness.text import few
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -38,6 +39,11 @@ _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_time
 _DAMAGED = "check that the path is the folder of a run, or run again with a new --out"
 _ManifestKind = TypeVar("_ManifestKind", bound=Origin)
 _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
+# Suffixes of evidence. Logs, and what a reader puts beside it, are none.
+_SEALED = frozenset({".json", ".jsonl", ".safetensors", ".i64"})
+# Files that hold the seal, or are made again from evidence.
+_NOT_SEALED = frozenset({"progress.json", "end.json", "counters.json", "report.json", "bench.json", "invariance.json"})
+_MOST_NAMES = 3
 
 
 class _FolderEnd(RunRecord):
@@ -113,12 +119,12 @@ class EndedFolder(_BoundFolder[_ManifestKind]):
 
     def seal(self) -> None:
         """Record that it is complete, and the hash of each file of evidence. Raises EvidenceError if it cannot."""
-        _END.write(self.path, _FolderEnd(sealed=seal_of(self.path)), self.nonce)
+        _END.write(self.path, _FolderEnd(sealed=_seal_of(self.path)), self.nonce)
 
     def check_sealed(self) -> None:
         """Raise EvidenceError if it is complete and a file was changed, removed or added since."""
         if end := _END.read(self.path, self.nonce):
-            check_seal(self.path, end.sealed)
+            _check_seal(self.path, end.sealed)
 
 
 class EvidenceFolder(_BoundFolder[_ManifestKind]):
@@ -210,12 +216,12 @@ class RunFolder(EvidenceFolder[Manifest]):
     def seal(self) -> None:
         """Record the hash of each file of evidence, now that the run has ended. Raises EvidenceError if it cannot."""
         progress = self.progress()
-        self.update(progress.model_copy(update={"sealed": seal_of(self.path) | progress.stated}))
+        self.update(progress.model_copy(update={"sealed": _seal_of(self.path) | progress.stated}))
 
     def check_sealed(self) -> None:
         """Raise EvidenceError if the run has ended and a file was changed, removed or added since."""
         progress = self.progress()
-        check_seal(self.path, progress.sealed, progress.stated)
+        _check_seal(self.path, progress.sealed, progress.stated)
 
     def items(self) -> list[Item]:
         """Read the items that both servers are asked. Raises EvidenceError if they are not those that the manifest names."""
@@ -302,3 +308,49 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
             f"{part} {name}".strip() if part in ROLES or not name else name: setting for name, setting in inside.items()
         }
     return flat
+
+
+def _seal_of(folder: Path) -> dict[str, str]:
+    """Hash each file of a run's evidence with SHA-256, by its path in the run's folder.
+
+    Raises:
+        EvidenceError: a file cannot be read.
+    """
+    hashes = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix not in _SEALED or path.name.startswith(".") or name in _NOT_SEALED or not path.is_file():
+            continue
+        try:
+            hashes[name] = file_hash(path)
+        except OSError as error:
+            raise EvidenceError(
+                f"{path} cannot be read: {error.strerror}.", "evidence that can be read", "make it readable"
+            ) from None
+    return hashes
+
+
+def _check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Refuse evidence that is not as it was when its run ended.
+
+    Args:
+        sealed: `_seal_of` the folder at that time, and `stated`; empty for a run that has not ended, where nothing is checked.
+        stated: hashes of what the file with the seal itself states now.
+
+    Raises:
+        EvidenceError: a file was changed, removed or added.
+    """
+    if not sealed:
+        return
+    now = {**_seal_of(folder), **stated}
+    changed = sorted(name for name in sealed.keys() & now.keys() if sealed[name] != now[name])
+    removed, added = sorted(sealed.keys() - now.keys()), sorted(now.keys() - sealed.keys())
+    parts = (("changed", changed), ("removed", removed), ("added", added))
+    if words := [
+        f"{few(names, _MOST_NAMES)} {'was' if len(names) == 1 else 'were'} {what}" for what, names in parts if names
+    ]:
+        raise EvidenceError(
+            f"The evidence in {folder} is not as it was when the run ended: {'; '.join(words)}.",
+            f"the {len(sealed)} files of the run, unchanged",
+            "restore them, or run again with a new --out",
+        )

@@ -16,9 +16,8 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import EndedFolder
 from assay.harness.evidence.manifest import Origin
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.records import Token
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.evidence.records import Answer
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.reading import whole_file
 from assay.harness.schema import Record
 
@@ -85,22 +84,6 @@ class ProbeReply(Record):
     pieces: int = 1
 
 
-class WrittenText(Record):
-    """A greedy answer that ended where the model ended it.
-
-    Attributes:
-        item: id of the prompt.
-        tokens: what was written.
-        finish: reason why it ended: "length" or "stop".
-        count: tokens, the end included.
-    """
-
-    item: str
-    tokens: tuple[Token, ...]
-    finish: str
-    count: int
-
-
 class TracedPlace(Record):
     """What a pass was traced for.
 
@@ -122,7 +105,7 @@ class ArmRecord(RunRecord):
         why: why it was run: "base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction", "asked
             again" of an arm that failed, "sensitivity", or, of a pass that was traced, "trace" or "trace again".
         replies: in the order of the probes; empty where it failed.
-        texts: greedy answers to a few prompts.
+        texts: greedy answers to a few prompts, which end where the model ends them.
         seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.
         unseen: why a feature was not shown to be on, by its id.
         problem: why it was not run to its end; empty if it was.
@@ -136,7 +119,7 @@ class ArmRecord(RunRecord):
     features: tuple[str, ...] = ()
     why: str
     replies: tuple[ProbeReply, ...] = ()
-    texts: tuple[WrittenText, ...] = ()
+    texts: tuple[Answer, ...] = ()
     seen: dict[str, str] = Field(default_factory=dict)
     unseen: dict[str, str] = Field(default_factory=dict)
     problem: str = ""

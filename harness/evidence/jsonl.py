@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord, check_run
+from assay.harness.evidence.run_file import RunRecord, check_run
 from assay.harness.reading import regular_file, whole_file
 
 _Line = TypeVar("_Line", bound=BaseModel)

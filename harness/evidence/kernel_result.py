@@ -11,9 +11,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, computed_field, field_validator, model_validator
 
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
-from assay.harness.evidence.run_file import RunFile
+from assay.harness.evidence.run_file import RunFile, RunRecord
 from assay.harness.schema import RULE, Part
 from assay.harness.text import percent, two_digits
 from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict, serious

@@ -13,9 +13,8 @@ from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_table import DIMENSIONS
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.evidence.pack import MANIFEST, read_manifest
-from assay.harness.evidence.run_file import RunFile
+from assay.harness.evidence.run_file import RunFile, RunRecord, check_run
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.sides import ROLES

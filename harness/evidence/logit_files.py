@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
+from assay.harness.evidence.run_file import RunRecord, damaged, read_arrays, write_arrays
 from assay.harness.schema import Record
 from assay.harness.sides import Role
 

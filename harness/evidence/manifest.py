@@ -12,9 +12,8 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from assay.harness.errors import AssayError, EngineError
-from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Item
-from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.schema import Part, Record
 from assay.harness.sides import Engine, Role, profile_of
 
@@ -106,7 +105,7 @@ class Progress(RunRecord):
         servers: its servers, as they report themselves.
         failure: what ended it early; None if nothing did.
         sealed: hash of each file of its evidence when it ended, and of `stated`; empty while it goes on. See
-            `assay.harness.evidence.seal`.
+            `assay.harness.evidence.folder`.
     """
 
     seconds: float = 0.0

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
-from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import RunRecord
 from assay.harness.schema import Record
 from assay.harness.sides import Role
 

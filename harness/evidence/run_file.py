@@ -1,8 +1,12 @@
-"""The files of a run: where each lies, what it holds, and what to do if it is damaged. A file of another run is noticed."""
+"""The files of a run: where each lies, what it holds, and what to do if it is damaged.
+
+Every file carries the nonce of its run, a random name, as ``run``, so that a file of another run is noticed.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +15,57 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.files import write_whole
 from assay.harness.reading import regular_file
-from assay.harness.schema import read_json
+from assay.harness.schema import Record, read_json
 
 if TYPE_CHECKING:
     import numpy as np
 
+RUN = "ASSAY_RUN"
+"""Environment variable: the nonce of the run whose evidence a server's processes write."""
 REPEAT_RUN = "remove it and repeat the run's command with --out set to this folder"
 """What to do about a damaged part of a run's folder that the run can make again."""
 RUN_AGAIN = "run again with a new --out"
 """What to do about a damaged part that the run cannot make again."""
 RESUME = "repeat the run's command with --out set to its folder, which resumes"
 """What to do about a part that is not there yet."""
+
+
+class RunRecord(Record):
+    """Base of what the files of a run hold: it carries the nonce of the run, empty where it belongs to none."""
+
+    run: str = ""
+
+
+def new_nonce() -> str:
+    """Draw a name that no other run has: 64 random bits in hexadecimal."""
+    return secrets.token_hex(8)
+
+
+def nonce_of_process() -> str:
+    """Return the nonce of the run that started this process; empty in a process that belongs to no run."""
+    return os.environ.get(RUN, "")
+
+
+def check_run(path: Path, carried: str, nonce: str) -> None:
+    """Refuse evidence of another run.
+
+    Args:
+        carried: the nonce that it carries.
+        nonce: the run's; empty where files belong to no run, and nothing is checked.
+
+    Raises:
+        EvidenceError: they differ.
+    """
+    if nonce and carried != nonce:
+        raise EvidenceError(
+            f"{path} belongs to {f'run {carried}' if carried else 'no run'}, but its folder to run {nonce}.",
+            "evidence of this run alone",
+            "restore the file, or run again with a new --out",
+        )
+
+
 Kind = TypeVar("Kind", bound=RunRecord)
 
 

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.error_table import ErrorTable, RoleErrors, joined
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
+from assay.harness.evidence.run_file import RunRecord, damaged, read_arrays, write_arrays
 from assay.harness.schema import Record
 
 FOLDER = "shadow"

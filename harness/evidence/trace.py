@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord
-from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
+from assay.harness.evidence.run_file import RunRecord, damaged, read_arrays, write_arrays
 from assay.harness.files import write_whole
 
 if TYPE_CHECKING:  # a report reads traces and must not wait for torch

@@ -54,7 +54,9 @@ def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
     for path, names in files.items():
         shapes |= {name: shape for name, shape, _ in _tensors(path, names)}
     return tuple(
-        described_part(name, read(), shapes) for path, names in files.items() for name, _, read in _tensors(path, names)
+        _described_part(name, read(), shapes)
+        for path, names in files.items()
+        for name, _, read in _tensors(path, names)
     )
 
 
@@ -108,7 +110,7 @@ def _tensors(path: Path, names: Set[str] | None) -> Iterator[tuple[str, Sequence
         raise EvidenceError(f"{path.name}: {error}", "a whole file of weights", "download it again") from None
 
 
-def described_part(name: str, tensor: Tensor, shapes: Mapping[str, Sequence[int]]) -> Weight:
+def _described_part(name: str, tensor: Tensor, shapes: Mapping[str, Sequence[int]]) -> Weight:
     """Describe a parameter of a checkpoint.
 
     Args:

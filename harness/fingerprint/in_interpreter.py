@@ -101,7 +101,7 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
         "chats": told,
         "refused": refused if told else {},
         "retold": retold,
-        "digests": digests_of(model, getattr(tokenizer, "chat_template", None)),
+        "digests": _digests_of(model, getattr(tokenizer, "chat_template", None)),
     }
 
 
@@ -109,7 +109,7 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
 _TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
-def digests_of(model: str, template: Any) -> dict[str, str]:
+def _digests_of(model: str, template: Any) -> dict[str, str]:
     """Return digests of a chat template, and of what a tokenizer computes from as its files have it, by part."""
     written = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
     made = {"template": _digest(written.strip("\n").replace("\\n", "\n").encode())}  # as SGLang reads one

@@ -22,9 +22,8 @@ _PROJECTIONS = 8
 _WHOLE = 2**20  # elements up to which a parameter is hashed whole
 _SAMPLE = 2**16  # elements of a larger one that are hashed, evenly spread
 _CHUNK = 2**24  # elements that are converted to float32 at once: 64 MiB
-_COLUMNS = (
-    2048  # added up in float32, before float64: the fewer, the less do the places depend on where a matrix is cut
-)
+# Added up in float32, before float64: the fewer, the less do the places depend on where a matrix is cut.
+_COLUMNS = 2048
 # Bits of the mantissa, by dtype. Others are not rounded floats.
 _MANTISSA = {"float8_e4m3fn": 3, "float8_e5m2": 2, "bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
 # The smallest number above zero, of dtypes in which weights may be smaller: those are rounded to multiples of it.

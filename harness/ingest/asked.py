@@ -47,18 +47,11 @@ class Asked(Part):
     The documents themselves are identified by each answer: by their hash, the hash of the whole prompt, and the repeat.
     """
 
-    task: dict[str, str] = Field(
-        default_factory=dict,
-        description='data, prompts, filter, rule of scoring; by "shots", "tokenizer", "template" (its hash), "version"',
-    )
-    generation: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
-    limits: dict[str, str] = Field(
-        default_factory=dict,
-        description='most documents ("limit": "none" for all), longest context and answer of the server',
-    )
+    task: dict[str, str] = Field({}, description="data, prompts, filter, scoring; shots, tokenizer, template, version")
+    generation: dict[str, str] = Field({}, description="settings that decide what is generated")
+    limits: dict[str, str] = Field({}, description='most documents ("limit": "none" for all); longest context, answer')
     served: dict[str, str] = Field(
-        default_factory=dict,
-        description='what answered, which may be what is tested: "model", its arguments, its address',
+        {}, description="what answered, which may be what is tested: model, arguments, address"
     )
     answers: int = Field(0, description="answers that were asked for, with their repeats; 0 where it is not known")
 

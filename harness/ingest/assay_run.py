@@ -71,7 +71,8 @@ def report_of(source: SourceFile) -> Report:
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read the candidate's answers to the questions. A ``report.json`` has none."""
     if not _is_run(source.path):
-        return ReadResults(unit="report", read=1, notes=["a report has no answers: name the folder of the run"])
+        note = "a report has no answers: name the folder of the run"
+        return ReadResults(source, "report", read=1, notes=[note])
     folder = RunFolder(source.path)
     folder.check_sealed()
     manifest, answers = folder.manifest(), folder.answers()
@@ -98,7 +99,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             _item(item, given[item.id]) for item in folder.items() if item.suite == _SUITE and item.id in given
         ),
     )
-    return ReadResults([asked], "answer", len(answers))
+    return ReadResults(source, "answer", [asked], len(answers))
 
 
 def _item(item: Item, answer: Answer) -> ResultItem:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from itertools import islice
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.assay_run import basis_of, report_of
-from assay.harness.ingest.comparison import SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
-from assay.harness.ingest.pairing import (
-    BEYOND_STOP,
-    ItemPair,
-    ItemPairing,
-    decide_either_way,
-    decide_perplexity,
-    decide_unpaired,
-    higher_is_better,
-    loss,
-    pair_tasks,
-)
-from assay.harness.ingest.result_set import Loaded, ResultSet
+from assay.harness.ingest.comparison import OFF_SCALE, SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
+from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, Pairing, decide_either_way, loss, pair_tasks
+from assay.harness.ingest.result import FormatReader
+from assay.harness.ingest.result_set import ReadResults
 from assay.harness.judge.answer_lengths import (
     AnswerEnd,
     AnswerLengths,
@@ -32,26 +23,19 @@ from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.judge.report import Report
 from assay.harness.statement import Statement, state
 from assay.harness.text import one_line
-from assay.harness.verdict import WORST_FIRST, Check, Requirement, Verdict, cause_of
+from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Requirement, Verdict, cause_of, serious
 
 # Level of each interval and test.
 _ALPHA = 0.05
+# Difference of a score that rounding to three digits explains.
+_ROUNDED = 1e-3
 # Flips in a result, and characters that are kept of an answer.
 _FLIPS_SHOWN, _TEXT_KEPT = 50, 400
 
 
-def _result(
-    left: Loaded, right: Loaded, verdict: Verdict, why: Sequence[Statement], checks: Sequence[Check],
-    answers: ComparedAnswers | None = None, notes: Sequence[Statement] = (),
-) -> Comparison:  # fmt: skip
-    kind: Literal["runs", "answers"] = "runs" if left.reader.id == "assay-run" else "answers"
-    return Comparison(
-        verdict=verdict, created=timestamp(), kind=kind, why=tuple(why), a=left.file, b=right.file, checks=tuple(checks),
-        answers=answers, notes=tuple(notes),
-    )  # fmt: skip
-
-
-def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: bool = False) -> Comparison:
+def compare_answers(
+    reader: FormatReader, left: ReadResults, right: ReadResults, margin: float, *, a_failed: bool = False
+) -> Comparison:
     """Compare two results of one tool: the first score of all tasks together, and every score of each.
 
     All share the level of a regression, and one of any score is one of B. A check that is not met rules out a pass, and hides no
@@ -59,43 +43,40 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
     better.
 
     Args:
+        reader: of both.
+        left: the accepted result.
+        right: the new one.
         margin: largest loss that passes.
         a_failed: whether A's own verdict is a failure.
     """
     mine, theirs = left.scores, right.scores
-    pairings = {name: pair_tasks(mine[name], theirs[name]) for name in mine if name in theirs}
+    paired = [pair_tasks(mine[name], theirs[name]) for name in mine if name in theirs]
     # The first score of a task stands for it: others are of the same answers.
-    first = {mine[name].task: name for name in reversed(pairings)}.values()
-    firsts = {name: pairing for name, pairing in pairings.items() if name in first}
+    firsts = [each for each in paired if each is next(other for other in paired if other.a.task == each.a.task)]
     # Perplexities are no scores from 0 to 1, which alone can be pooled.
-    pooled = [pairing for pairing in firsts.values() if not pairing.of_perplexity]
-    pairs = [pair for pairing in pooled for pair in pairing.pairs]
-    either_way = any(pairing.either_way for pairing in pooled)
-    turned = [pair for pairing in pooled for pair in pairing.turned] if either_way else pairs
-    tests = len(pairings) + (len(firsts) > 1)
-    rule = Rule(margin, _ALPHA, _ALPHA / max(1, tests), loss_suffices=True)
+    pooled = [each for each in firsts if not each.of_perplexity]
+    pairs = [pair for each in pooled for pair in each.pairs]
+    either_way = any(each.either_way for each in pooled)
+    turned = [pair for each in pooled for pair in each.turned] if either_way else pairs
+    rule = Rule(margin, _ALPHA, _ALPHA / max(1, len(paired) + (len(firsts) > 1)), loss_suffices=True)
     adaptive = any(score.adaptive for score in (*mine.values(), *theirs.values()))
-    tasks = [_task(mine[name], theirs[name], pairing, rule, adaptive) for name, pairing in pairings.items()]
-    leading = [task for name, task in zip(pairings, tasks, strict=True) if name in firsts]
-    alone = (
-        min(leading, key=lambda task: (WORST_FIRST.index(task.verdict), -task.loss)) if leading and not pooled else None
-    )
-    alone = leading[0] if len(leading) == 1 else alone
-    overall, lengths = alone or decide_either_way(pairs, turned, rule, adaptive), _lengths(pairs)
-    flips = [flip for name, pairing in firsts.items() for flip in _flips(mine[name].task, pairing)]
+    tasks = [each.decide(rule, adaptive) for each in paired]
+    leading = [task for each, task in zip(paired, tasks, strict=True) if each in firsts]
+    if leading and (len(leading) == 1 or not pooled):
+        overall = min(leading, key=lambda task: (WORST_FIRST.index(task.verdict), -task.loss))
+    else:
+        overall = decide_either_way(pairs, turned, rule, adaptive)
+    lengths = _lengths(pairs)
     answers = ComparedAnswers(
-        margin=margin,
-        alpha=_ALPHA,
-        overall=overall,
-        tasks=tuple(tasks),
-        flips=tuple(flips[:_FLIPS_SHOWN]),
-        lengths=lengths,
-    )
+        margin=margin, alpha=_ALPHA, overall=overall, tasks=tuple(tasks), lengths=lengths,
+        flips=tuple(islice((flip for each in firsts for flip in _flips(each)), _FLIPS_SHOWN)),
+    )  # fmt: skip
     no_measure = "failed" if a_failed else "gain" if overall.high < 0 and not overall.either_way else ""
+    checked = [task for task in tasks if task in leading or any(gap.id == OFF_SCALE for gap in task.unpaired)]
     # A result that is compared with its copy passes whatever the candidate computes.
     same = left.run == right.run and left.source.is_copy_of(right.source)
     checks = [
-        *_checks(left, right, [task for task in tasks if task in leading or task.of_no_scale], list(firsts.values())),
+        *_checks(reader, left, right, checked, firsts),
         *_ends_checks(lengths, pairs, no_measure),
         Requirement("two-results", sides=SIDES).met(not same, state("bytes-compared", same=same)),
     ]
@@ -109,18 +90,18 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         beyond = state_beyond(lengths, "B")
         why = [*why, beyond] if decided == "regression" else [beyond, *why]
         decided = "regression"
-    open_ = [
-        task
-        for task in tasks
-        if task.changed or (task in leading and task.test == "bootstrap" and task.verdict != "pass")
-    ]
+    unshown = [task for task in leading if task.test == "bootstrap" and task.verdict != "pass"]
+    open_ = [task for task in tasks if task.changed or task in unshown]
     if decided == "pass" and open_:
         decided, why = "inconclusive", [*(state("of-task", task=task.name, why=task.why) for task in open_), *why]
     if decided == "pass" and any(check.status in ("missing", "failed") for check in checks):
         decided = "inconclusive"
-    changed = next((pairing.differences.changed for pairing in firsts.values()), ())
+    changed = firsts[0].differences.changed if firsts else ()
     notes = [state("served-differently", changed=changed)] if changed else []
-    return _result(left, right, decided, why, checks, answers, notes)
+    return Comparison(
+        verdict=decided, created=timestamp(), kind="answers", why=tuple(why), a=left.compared(reader), b=right.compared(reader),
+        checks=tuple(checks), answers=answers, notes=tuple(notes),
+    )  # fmt: skip
 
 
 def _ends_checks(lengths: AnswerLengths | None, pairs: Sequence[ItemPair], no_measure: str) -> Iterator[Check]:
@@ -131,7 +112,8 @@ def _ends_checks(lengths: AnswerLengths | None, pairs: Sequence[ItemPair], no_me
             Requirement(id_, sides=SIDES).check("not checked", outcome) for id_ in ("answer-lengths", "finish-reasons")
         )
         return
-    yield check_lengths(lengths, SIDES) if lengths else _NO_LENGTHS
+    unknown = Requirement("answer-lengths", sides=SIDES).check("not checked", state("tokens-not-recorded"))
+    yield check_lengths(lengths, SIDES) if lengths else unknown
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs]
     yield check_ends(ends, SIDES, units=[a.key for a, _ in pairs])
 
@@ -151,111 +133,75 @@ def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
     return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known], counted=counted) if ends else None
 
 
-def _task(a: ResultSet, b: ResultSet, pairing: ItemPairing, rule: Rule, adaptive: bool) -> ComparedTask:
-    known: dict[str, object] = {
-        "task": a.task, "metric": a.metric, "shots": a.asked.shots, "again": pairing.again, "differs": pairing.differs,
-        "unpaired": tuple(pairing.unpaired),
-    }  # fmt: skip
-    if pairing.alone:
-        decided = decide_unpaired(a, b, rule, decides=not pairing.differs)
-        why = (*([state("not-same-question", differs=pairing.differs)] if pairing.differs else []), *decided.why)
-        return decided.model_copy(update={**known, "why": why})
-    if pairing.of_perplexity:
-        return decide_perplexity(pairing.pairs, rule).model_copy(update=known)
-    decided = decide_either_way(pairing.pairs, pairing.turned, rule, adaptive)
-    if higher_is_better(a, b) is False:
-        known |= {"a": 1 - decided.a, "b": 1 - decided.b}
-    return decided.model_copy(update=known)
-
-
-def _flips(task: str, pairing: ItemPairing) -> Iterator[AnswerFlip]:
-    for pair in pairing.pairs:
-        if lost := loss(pair):
-            changed: Literal["lost", "gained", "changed"] = "lost" if lost > 0 else "gained"
-            a, b = pair
+def _flips(pairing: Pairing) -> Iterator[AnswerFlip]:
+    for a, b in pairing.pairs:
+        if lost := loss((a, b)):
+            direction = "changed" if pairing.either_way else "lost" if lost > 0 else "gained"
             texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
             kept = {name: text[:_TEXT_KEPT] for name, text in texts.items()}
-            yield AnswerFlip(task=task, key=a.key, direction="changed" if pairing.either_way else changed, **kept)
+            yield AnswerFlip(task=pairing.a.task, key=a.key, direction=direction, **kept)
 
 
 def _checks(
-    left: Loaded, right: Loaded, tasks: Sequence[ComparedTask], pairings: Sequence[ItemPairing]
+    reader: FormatReader,
+    left: ReadResults,
+    right: ReadResults,
+    tasks: Sequence[ComparedTask],
+    pairings: Sequence[Pairing],
 ) -> Iterator[Check]:
-    differs = [(task.task, task.differs) for task in tasks if task.differs]
+    loaded = list(zip(SIDES, (left, right), strict=True))
+    doubts = [(side, doubt.where, doubt.diagnosis) for side, each in loaded for doubt in serious(each.findings)]
     sides = (("A", left.scores, right.scores), ("B", right.scores, left.scores))
     only = [(name, side) for side, these, those in sides for name in these if name not in those]
-    unread, apart = left.reading.unread + right.reading.unread, _other_scores(left.scores, right.scores)
-    gaps = [
-        (item.count, item.id, task.task, item.examples)
-        for task in tasks
-        for item in task.unpaired
-        if item.id != BEYOND_STOP
-    ]
-    paired = sum(len(pairing.pairs) for pairing in pairings)
-    doubts = [
-        (side, finding.where, finding.diagnosis)
-        for side, loaded in zip(SIDES, (left, right), strict=True)
-        for finding in loaded.reading.findings
-        if finding.severity != "info"
-    ]
-    unrecorded = sorted({side for pairing in pairings for side in pairing.differences.unrecorded})
-    same = Requirement("same-settings", sides=SIDES)
+    differs = [(task.task, task.differs) for task in tasks if task.differs]
+    unrecorded = [pairing.differences.unrecorded for pairing in pairings]
     yield Requirement("files-sound", sides=SIDES).met(not doubts, state("doubts", doubts=doubts))
     yield Requirement("same-tasks", sides=SIDES).met(not only, state("tasks-in-one", only=only))
-    if unrecorded and not differs:
-        yield same.check(
-            "missing" if any(len(pairing.differences.unrecorded) == 1 for pairing in pairings) else "not checked",
-            state("settings-not-recorded", sides=unrecorded),
-        )
+    same = Requirement("same-settings", sides=SIDES)
+    if any(unrecorded) and not differs:
+        status: CheckStatus = "missing" if any(len(sides) == 1 for sides in unrecorded) else "not checked"
+        named = sorted({side for sides in unrecorded for side in sides})
+        yield same.check(status, state("settings-not-recorded", sides=named))
     else:
         yield same.met(not differs, state("questions-differ", differs=differs))
+    apart = [
+        (side, score.stated.value, score.task, mean)
+        for side, each in loaded
+        for score in each.sets
+        if score.stated and (mean := score.accuracy) is not None
+        if abs(score.stated.value - mean) > _ROUNDED * max(1, abs(mean))
+    ]
+    gaps = [(gap.count, gap.id, task.task, gap.examples) for task in tasks for gap in task.unpaired]
+    gaps = [gap for gap in gaps if gap[1] != BEYOND_STOP]
+    unread = left.unread + right.unread
+    pairs = sum(len(each.pairs) for each in pairings)
     yield Requirement("scores-agree", sides=SIDES).met(not apart, state("stated-scores", apart=apart))
-    yield Requirement("all-paired", sides=SIDES).met(not gaps, state("documents-paired", pairs=paired, gaps=gaps))
+    yield Requirement("all-paired", sides=SIDES).met(not gaps, state("documents-paired", pairs=pairs, gaps=gaps))
     yield Requirement("all-read", sides=SIDES).met(not unread, state("records-unread", unread=unread))
     if unverified := sum(pairing.unverified for pairing in pairings):
-        yield Requirement("same-prompts", sides=SIDES).check(
-            "not checked", state("prompts-not-recorded", pairs=unverified)
-        )
-    if left.reader.id != "assay-run":
-        yield _EXECUTION
+        outcome = state("prompts-not-recorded", pairs=unverified)
+        yield Requirement("same-prompts", sides=SIDES).check("not checked", outcome)
+    if reader.id != "assay-run":
+        yield Requirement("execution", sides=SIDES).check("not checked", state("kernels-not-recorded"))
 
 
-# Difference of a score that rounding to three digits explains.
-_ROUNDED = 1e-3
-
-
-def _other_scores(*sides: dict[str, ResultSet]) -> list[tuple[str, float, str, float]]:
-    """List the scores of tasks that their documents do not have: the files are of different runs, or one is damaged."""
-    disagreements = []
-    for which, side in zip(SIDES, sides, strict=True):
-        for part in side.values():
-            stated, mean = part.stated, part.accuracy
-            if stated and mean is not None and abs(stated.value - mean) > _ROUNDED * max(1, abs(mean)):
-                disagreements.append((which, stated.value, part.task, mean))
-    return disagreements
-
-
-_EXECUTION = Requirement("execution", sides=SIDES).check("not checked", state("kernels-not-recorded"))
-_NO_LENGTHS = Requirement("answer-lengths", sides=SIDES).check("not checked", state("tokens-not-recorded"))
-
-
-def compare_runs(left: Loaded, right: Loaded, margin: float) -> Comparison:
+def compare_runs(reader: FormatReader, left: ReadResults, right: ReadResults, margin: float) -> Comparison:
     """Compare two runs of assay: by the answers to the questions that both asked, and by nothing else.
 
     Their reports are made again from the evidence. The verdict is no better than that of the new run itself: answers show nothing
     of layers, logits or kernels that did not run.
-
-    Args:
-        left: the accepted run.
-        right: the new one.
-        margin: largest loss that passes.
     """
     a, b = report_of(left.source), report_of(right.source)
-    if not (left.reading.sets and right.reading.sets):
-        missing = Requirement("answers", sides=SIDES).met(False, state("report-without-answers"))
-        return _capped(_result(left, right, "inconclusive", [], [missing]), b)
-    made = compare_answers(left, right, margin, a_failed=a.verdict in ("regression", "error"))
-    return _capped(made.model_copy(update={"cause": _new_cause(a, b)}) if made.verdict == "regression" else made, b)
+    if left.sets and right.sets:
+        made = compare_answers(reader, left, right, margin, a_failed=a.verdict in ("regression", "error"))
+        cause = _new_cause(a, b) if made.verdict == "regression" else None
+        return _capped(made.model_copy(update={"kind": "runs", "cause": cause}), b)
+    missing = Requirement("answers", sides=SIDES).met(False, state("report-without-answers"))
+    made = Comparison(
+        verdict="inconclusive", created=timestamp(), kind="runs", why=(), a=left.compared(reader), b=right.compared(reader),
+        checks=(missing,),
+    )  # fmt: skip
+    return _capped(made, b)
 
 
 def _capped(result: Comparison, b: Report) -> Comparison:

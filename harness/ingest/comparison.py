@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -21,15 +21,10 @@ LISTED = 200
 """Most differing tensors and unpaired names in a result; they are counted beyond that."""
 
 
-class Unpaired(Worded):
+class Unpaired(Part):
     """Items of one task that were not compared, for one reason."""
 
-    words: ClassVar[tuple[str, ...]] = ("title",)
-
-    id: str = Field(
-        description="stable: other-prompt, other-target, only-in-a, only-in-b, repeated, not-scored, skipped-in-a, skipped-in-b, "
-        "no-samples, off-scale, beyond-stop"
-    )
+    id: str = Field(description='stable, such as "other-prompt"')
     count: int
     examples: tuple[str, ...] = Field(description="keys of the first of them")
 
@@ -54,14 +49,10 @@ class ComparedTask(Part):
     shots: int | None = None
     verdict: Verdict
     why: tuple[Statement, ...]
-    test: Literal["exact", "betting", "bootstrap", "unpaired"] = Field(
-        "exact",
-        description="exact: one look; betting: valid whenever one stopped; bootstrap: of a perplexity, whose loss is its ratio "
-        "less 1; unpaired: of scores without pairs",
-    )
-    either_way: bool = Field(
-        False, description="which way is better is not recorded: a pass holds either way, and a change is no regression"
-    )
+    # One look; valid whenever one stopped; of a perplexity, whose loss is its ratio less 1; of scores without pairs.
+    test: Literal["exact", "betting", "bootstrap", "unpaired"] = "exact"
+    # A pass holds either way, and a change is no regression.
+    either_way: bool = Field(False, description="which way is better is not recorded")
     pairs: int = 0
     again: int = Field(0, description="pairs beyond the first of a document; all pairs of a document count once")
     a: float = Field(0.0, description="mean score")
@@ -81,11 +72,6 @@ class ComparedTask(Part):
     def changed(self) -> bool:
         """True if it changed by more than the margin, which may be better or worse, or is better than is to be believed."""
         return any(why.values.get("outcome") == "changed" for why in self.why)
-
-    @property
-    def of_no_scale(self) -> bool:
-        """True if it is a score whose best is not known."""
-        return any(gap.id == OFF_SCALE for gap in self.unpaired)
 
     @property
     def name(self) -> str:
@@ -115,11 +101,9 @@ class CellAt(Part):
     token: int | None
     head: int | None
     index: tuple[int, ...] = Field(
-        (), description="place in the dimensions before the last, where their layout is ambiguous"
+        (), description="place in all dimensions but the last, where their layout is ambiguous"
     )
-    error: OwnError = Field(
-        description='the larger of sum |b - a| / sum |a| and max |b - a| / max |a|; "not finite" if a side is NaN or infinite'
-    )
+    error: OwnError = Field(description="the larger of sum |b - a| / sum |a| and max |b - a| / max |a|")
     bound: FiniteFloat | None = Field(description="null: every bit must be equal")
 
 
@@ -128,8 +112,6 @@ class TensorRow(Part):
 
     cells: int = Field(description="tokens x heads")
     out_of_bounds: int
-    not_finite: int = Field(description="cells in which one side is not finite and the other differs")
-    max_abs: OwnError = Field(description="largest absolute difference in the worst cell")
     first: CellAt | None = Field(description="null: all within bounds")
     worst: CellAt
 
@@ -147,26 +129,20 @@ class ComparedTensors(Part):
     seconds: FiniteFloat
     first: CellAt | None = Field(description="the first cell out of bounds in depth order")
     worst: CellAt | None = Field(description="the cell with the largest error")
-    tensors: tuple[TensorRow, ...] = Field(
-        description=f"pairs that differ in some bit, in depth order: at most {LISTED}"
-    )
+    tensors: tuple[TensorRow, ...] = Field(description=f"pairs that differ, in depth order: at most {LISTED}")
     not_compared: tuple[Statement, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
     not_compared_count: int
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
 
 
-class TraceDifference(Worded):
+class TraceDifference(Part):
     """Differences of two traces that are alike, in one place or in many."""
-
-    words: ClassVar[tuple[str, ...]] = ("first",)
 
     where: str = Field(description='track and kind of segment, such as "request 2, decode"')
     a: Statement | None = Field(description="what A does; null for nothing")
     b: Statement | None
     count: int
-    lines: tuple[int, int] = Field(
-        description="of the first of them, in both files; the line before where a side does nothing; 0: not known"
-    )
+    lines: tuple[int, int] = Field(description="of the first; the line before where a side does nothing; 0: not known")
 
 
 class ComparedTraces(Part):
@@ -183,14 +159,12 @@ class Comparison(Decided, Worded):
 
     words = ("headline", "reasons", "covers")
 
-    schema_id: Literal["assay.compare/2"] = Field("assay.compare/2", alias="schema")
+    schema_id: Literal["assay.compare/3"] = Field("assay.compare/3", alias="schema")
 
     created: str = Field(description="ISO 8601, UTC")
     kind: ComparedKind
     why: tuple[Statement, ...] = Field(description="what the pairs show, most important first")
-    cause: Statement | None = Field(
-        None, description="what B's candidate does wrong and A's does not; null where no kernel was seen to"
-    )
+    cause: Statement | None = Field(None, description="what B's candidate, a kernel, does wrong and A's does not")
     a: FileRead
     b: FileRead
     notes: tuple[Statement, ...] = ()

@@ -58,10 +58,15 @@ class TaskScore(NamedTuple):
         return 1 / self.choices if self.choices else GUESSING[max(known, key=len)] if known else 0.0
 
     @property
+    def right(self) -> int:
+        """Right answers."""
+        return round(self.score * self.questions)
+
+    @property
     def p(self) -> float:
         """The p value of its being below guessing; 1 where it is not."""
         tested = self.questions and self.score < self.guess
-        return at_most(round(self.score * self.questions), self.questions, self.guess) if tested else 1.0
+        return at_most(self.right, self.questions, self.guess) if tested else 1.0
 
 
 def below_guessing(scores: Iterable[TaskScore]) -> list[CitedFinding]:
@@ -85,7 +90,7 @@ def _finding(each: TaskScore, shared: float) -> CitedFinding:
     says = f"{each.task} {each.score:g} is below {each.guess:g}, which guessing gets; the number of questions is not stated."
     test: tuple[str, ...] = ()
     if n := each.questions:
-        right, below, read = round(each.score * n), shared < LEVEL, each.metric.startswith(_READ)
+        right, below, read = each.right, shared < LEVEL, each.metric.startswith(_READ)
         severity = "info" if not below else "warning" if read else "serious"
         words = "less than guessing explains" if below else "below guessing, within its noise"
         unread = ", unless its answers have another form" if below and read else ""

@@ -1,4 +1,4 @@
-"""Reads an MLC-LLM engine trace: lines -> requests, segments, actions and calls.
+"""The reader of MLC-LLM engine traces: lines -> requests, segments, actions and calls, and the rules that they break.
 
 An instrumented engine prints one line for each function that it calls. The names of the functions are the members of
 ``FunctionTable`` in ``cpp/serve/function_table.h`` of MLC-LLM at 79d603f (July 2026); the actions are those of its engine of spring
@@ -8,29 +8,33 @@ An instrumented engine prints one line for each function that it calls. The name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from assay.harness.ingest.mlc_rules import DECODE, JUMP_FORWARD, PREFILL, Violation, violations
+from assay.harness.ingest.mlc_rules import DECODE, JUMP_FORWARD, PREFILL, RULES, Violation, violations
 from assay.harness.ingest.result import (
     MAX_COLUMNS,
     MAX_TRACKS,
     NOTHING,
     POLLED,
     TENTHS,
+    CitedFinding,
     Excerpt,
+    Fact,
+    FactTable,
+    FileDocument,
     FileRead,
-    Lane,
+    FormatReader,
     Timeline,
     TimelineTrack,
 )
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import counted, one_line
 
-ID, TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
-ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
+_ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
 """Letters of the actions, in the order in which a step polls them; the first one that computes something ends the step."""
 ADD, FORK = "kv_cache_add_sequence_func_", "kv_cache_fork_sequence_func_"
 _PREFILLS = (
@@ -55,8 +59,13 @@ _OTHER_CALLS = (
 _RELOAD = "***Reload engine***"
 _ENGINE, _NOTE, _OUTPUT = "[engine debug] ", "[debug] ", "MLC-LLM Output: "
 _REQUEST_MARK = re.compile(r"# [A-Z]+ REQUEST")
-# Lines quoted of those that no rule knows.
-_SHOWN = 5
+# Lines quoted of those that no rule knows, rows of a table, and violations of one rule that become findings.
+_SHOWN, _ROWS_SHOWN, _VIOLATIONS_SHOWN = 5, 100, 5
+# How a request got its sequence.
+_SEQUENCE = {
+    ADD: "adds a sequence: its prefill runs without a cached prefix",
+    FORK: "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix",
+}
 
 
 class TraceLine(NamedTuple):
@@ -69,6 +78,7 @@ class TraceLine(NamedTuple):
     kind: Literal["mark", "action", "call", ""] = ""
     name: str = ""
     number: int = 0
+    text: str = ""
 
     @property
     def step(self) -> tuple[str, str]:
@@ -76,7 +86,7 @@ class TraceLine(NamedTuple):
         return self.kind, self.name
 
 
-SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
+SegmentKind = Literal["setup", "extend", "mixed", "decode", "idle"]
 """What a segment computes: the phases of the glossary, both in one pass, or nothing."""
 
 
@@ -192,7 +202,7 @@ _FIXED = {
         f"{_ENGINE}{name}": TraceLine("", "mark", name)
         for name in (_RELOAD, "EngineReloadImpl", "AutoDecideEngineConfig START")
     },
-    **{f"{_ENGINE}ACTION - {name}": TraceLine(letter, "action", name) for name, letter in ACTIONS.items()},
+    **{f"{_ENGINE}ACTION - {name}": TraceLine(letter, "action", name) for name, letter in _ACTIONS.items()},
     **{f"{_ENGINE}{name}": TraceLine(letter, "call", name) for letter, names in _CALLS.items() for name in names},
 }
 
@@ -202,19 +212,19 @@ def _line_of(text: str) -> TraceLine | None:
     if (known := _FIXED.get(text)) is not None:
         return known
     if text.startswith(_OUTPUT):
-        return TraceLine("o", name=text.removeprefix(_OUTPUT))
+        return TraceLine("o", name=text.removeprefix(_OUTPUT), text=text)
     return TraceLine("") if text.startswith(_NOTE) or _REQUEST_MARK.fullmatch(text) else None
 
 
-def begins_trace(source: SourceFile) -> bool:
+def _recognises(source: SourceFile) -> bool:
     """Return True if the file begins like an engine trace: with a line of the engine that a rule knows."""
     lines = (_line_of(text.rstrip("\r")) for text in source.head_text.splitlines()[:400])
     return any(line is not None and line.kind and line.letter not in ("[", "]") for line in lines)
 
 
-def read_steps(source: SourceFile) -> StepTrace:
+def _read_steps(source: SourceFile) -> StepTrace:
     """Read the steps of a whole engine trace, one line at a time."""
-    parts, excerpts, unread, number, answering = [Track(0)], list[Excerpt](), 0, 0, False
+    parts, excerpts, unread, number, requests, answering = [Track(0)], list[Excerpt](), 0, 0, 0, False
     for number, text in source.lines():
         part, line = parts[-1], _line_of(text)
         # The text of an answer goes on over further lines, which only their place tells: a line that follows its beginning, and
@@ -229,15 +239,16 @@ def read_steps(source: SourceFile) -> StepTrace:
             continue
         answering = False
         if line.letter == "N":
-            parts.append(Track(1 + max(each.request for each in parts)))
+            requests += 1
+            parts.append(Track(requests))
         elif line.name == _RELOAD:
             parts.append(Track(0))
         elif line.letter == "o" and part.request and not part.answer:
             part.answer, part.output_at, answering = [line.name], (number, number), True
-        parts[-1].lines.append(line._replace(number=number))
+        parts[-1].lines.append(line._replace(number=number, text=text))
     outside = tuple(line for part in parts if not part.request for line in part.lines if line.kind)
     return StepTrace(
-        FileRead.of(source, ID, TITLE, number - unread, unread, "line", excerpts, source.encoding_notes()),
+        FileRead.of(source, READER.id, READER.title, number - unread, unread, "line", excerpts, source.encoding_notes()),
         tuple(part for part in parts if part.request), Segment(outside, setup=True), tuple(_violations(parts, number)),
     )  # fmt: skip
 
@@ -252,10 +263,6 @@ def _violations(parts: Sequence[Track], last: int) -> Iterator[Violation]:
         yield from violations(letters, lines, part.name if part.request else outside)
 
 
-_LANES: dict[str, Literal["extend", "decode"]] = {PREFILL: "extend", DECODE: "decode"}
-_SEQUENCE = {ADD: "adds its sequence, ", FORK: "forks its sequence, ", "": ""}
-
-
 def timeline(trace: StepTrace) -> Timeline:
     """Draw a lane for each action of a request, with a column for each segment, or for several where there are many."""
     shown = trace.tracks[:MAX_TRACKS]
@@ -266,19 +273,100 @@ def timeline(trace: StepTrace) -> Timeline:
 
 def _lanes(track: Track, per: int) -> TimelineTrack:
     groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
-    lanes = tuple(
-        Lane(name=name, kind=_LANES.get(name, "other"), cells="".join(_cell(group, name) for group in groups))
-        for name in ACTIONS
-    )
-    note = f"{_SEQUENCE[track.sequence[0]]}{counted(sum(track.tokens), 'token')}"
+    lanes = {name: "".join(_cell(group, name) for group in groups) for name in _ACTIONS}
+    got = {ADD: "adds its sequence, ", FORK: "forks its sequence, "}.get(track.sequence[0], "")
+    note = f"{got}{counted(sum(track.tokens), 'token')}"
     return TimelineTrack(name=track.name, note=note, lanes=lanes)
 
 
 def _cell(group: Sequence[Segment], action: str) -> str:
     """Return the cell of an action: in how many of some segments it computed something, or that it was polled."""
     # An action computes something if the model is called before the next one is polled.
-    called = re.compile(rf"{ACTIONS[action]}[^pjdmcv]*[mcv]")
+    called = re.compile(rf"{_ACTIONS[action]}[^pjdmcv]*[mcv]")
     computed = sum(len(called.findall(segment.letters)) for segment in group)
     if computed:
         return TENTHS[int(min(1.0, computed / len(group)) * len(TENTHS) - 1e-9)]
-    return POLLED if any(ACTIONS[action] in segment.letters for segment in group) else NOTHING
+    return POLLED if any(_ACTIONS[action] in segment.letters for segment in group) else NOTHING
+
+
+def _read(source: SourceFile) -> FileDocument:
+    trace = _read_steps(source)
+    texts = {
+        line.number: one_line(line.text)
+        for lines in (trace.setup.lines, *(track.lines for track in trace.tracks))
+        for line in lines
+    }
+    return FileDocument(
+        file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_calls(trace),),
+        findings=tuple(_findings(trace, texts)), timeline=timeline(trace),
+    )  # fmt: skip
+
+
+def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFinding]:
+    """Yield a finding of each violation, but of one rule at most `_VIOLATIONS_SHOWN`. `texts` are of lines, by their numbers."""
+    counts, seen = Counter(violation.rule for violation in trace.violations), Counter[str]()
+    for violation in trace.violations:
+        seen[violation.rule] += 1
+        if seen[violation.rule] > _VIOLATIONS_SHOWN:
+            continue
+        total = counts[violation.rule]
+        evidence = [f"line {place:,}{f': {texts[place]}' if place in texts else ''}" for place in violation.places]
+        cites = [(place, texts.get(place, violation.says)) for place in violation.places if place]
+        yield CitedFinding(
+            id=violation.rule, title=RULES[violation.rule], severity="warning", where=violation.where,
+            diagnosis=f"{violation.says[0].upper()}{violation.says[1:]}.", reproduce="",
+            cites=tuple(Excerpt(first=place, last=place, text=text) for place, text in cites),
+            evidence=(*evidence, *((f"{total:,} such places in the trace",) if total > 1 else ())),
+        )  # fmt: skip
+
+
+def _facts(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[Fact]:
+    yield Fact(id="requests", title="Requests", text=counted(len(trace.tracks), "request"))
+    if not trace.violations:
+        yield Fact(id="rules", title="Rules", text="no rule of the engine is broken")
+    for track in trace.tracks[:_ROWS_SHOWN]:
+        # Not the prefill before the first mark.
+        marked = [segment for segment in track.segments if segment.letters.startswith("[")]
+        slug, (first, rest) = track.name.replace(" ", "-"), track.tokens
+        idle = sum(segment.kind == "idle" for segment in marked)
+        steps = sum(segment.kind == "decode" for segment in marked)
+        ends = ", the last one" if idle == 1 and marked[-1].kind == "idle" else ""
+        says = f"{counted(len(marked), 'segment')}: {steps:,} with a decode, {idle:,} idle{ends}"
+        place, last = track.lines[0].number, track.lines[-1].number
+        cite = Excerpt(first=place, last=last, text=texts.get(place, ""))
+        yield Fact(id=f"{slug}-segments", title=f"Segments of {track.name}", text=says, cites=(cite,))
+        says = f"{counted(first + rest, 'token')}: {first:,} from the prefill, {rest:,} from decodes"
+        yield Fact(id=f"{slug}-tokens", title=f"Tokens of {track.name}", text=says)
+        name, place = track.sequence
+        if name:
+            cite = Excerpt(first=place, last=place, text=texts.get(place, ""))
+            says = f"{track.name} {_SEQUENCE[name]}"
+            yield Fact(id=f"{slug}-sequence", title=f"Sequence of {track.name}", text=says, cites=(cite,))
+        if track.output is not None:
+            at, until = track.output_at
+            cite = Excerpt(first=at, last=until, text=texts.get(at, ""))
+            yield Fact(id=f"{slug}-output", title=f"Answer to {track.name}", text=track.output, cites=(cite,))
+
+
+def _calls(trace: StepTrace) -> FactTable:
+    segments = [trace.setup, *(segment for track in trace.tracks for segment in track.segments)]
+    counts = Counter((segment.kind, line.name) for segment in segments for line in segment.lines if line.kind != "mark")
+    kinds = [kind for kind in get_args(SegmentKind) if any(key[0] == kind for key in counts)]
+    totals = Counter[str]()
+    for (_, name), count in counts.items():
+        totals[name] += count
+    names = sorted(totals, key=lambda name: (-totals[name], name))
+    rows = tuple(
+        (name, *(f"{counts[kind, name]:,}" for kind in kinds), f"{totals[name]:,}") for name in names[:_ROWS_SHOWN]
+    )
+    title, columns = "Actions and calls, by what their segment computes", ("name", *kinds, "all")
+    return FactTable(
+        id="calls",
+        title=title,
+        columns=columns,
+        rows=rows,
+        note=f"{len(names) - _ROWS_SHOWN:,} more are not shown" if len(names) > _ROWS_SHOWN else "",
+    )
+
+
+READER = FormatReader("mlc-llm-actions", "MLC-LLM engine trace", _recognises, _read, steps=_read_steps)

@@ -34,35 +34,45 @@ _EXAMPLES = 3
 _FEW_AGAIN = 0.05
 
 
-@dataclass
-class ItemPairing:
-    """The pairs of a task.
+BEYOND_STOP = "beyond-stop"
+"""Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
+
+
+@dataclass(eq=False)
+class Pairing:
+    """One score of a task on both sides.
 
     Attributes:
-        pairs: in A's order.
+        differences: between what both were asked.
+        pairs: in A's order. Scores of which lower is better are turned round, so that a loss is one for all.
         unpaired: the rest.
         again: pairs beyond the first of a document, which both sides hold as often; all pairs of a document count once.
         unverified: pairs of which a side does not record its prompt.
-        differences: between what both were asked.
-        either_way: whether which way is better is not recorded.
     """
 
+    a: ResultSet
+    b: ResultSet
+    differences: Differences
     pairs: list[ItemPair] = field(default_factory=list)
     unpaired: list[Unpaired] = field(default_factory=list)
     again: int = 0
     unverified: int = 0
-    differences: Differences = field(default_factory=Differences)
-    either_way: bool = False
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """The way in which the score is better; None where neither side tells, or each another."""
+        told = {self.a.higher_is_better, self.b.higher_is_better} - {None}
+        return told.pop() if len(told) == 1 else None
+
+    @property
+    def either_way(self) -> bool:
+        """True if there are pairs, and which way is better is not recorded."""
+        return bool(self.pairs) and self.higher_is_better is None
 
     @property
     def differs(self) -> tuple[Statement, ...]:
         """The differences that make it another question in B, and those of limits."""
         return (*self.differences.other, *self.differences.limits)
-
-    @property
-    def alone(self) -> bool:
-        """True if no answers are paired, and the scores are all there is to compare."""
-        return bool(self.differences.other) or (not self.pairs and any(gap.id in _NO_PAIRS for gap in self.unpaired))
 
     @property
     def of_perplexity(self) -> bool:
@@ -72,58 +82,85 @@ class ItemPairing:
     @property
     def turned(self) -> list[ItemPair]:
         """The pairs as they are if lower is better, where that is not recorded."""
-        return [(_turned(a), _turned(b)) for a, b in self.pairs] if self.either_way else self.pairs
+        if not self.either_way:
+            return self.pairs
+        return [(_as_share(a, 1, turned=True), _as_share(b, 1, turned=True)) for a, b in self.pairs]
+
+    def decide(self, rule: Rule, adaptive: bool) -> ComparedTask:
+        """Decide about this score alone; `adaptive` is that of `decide_pairs`."""
+        differs = self.differs
+        known: dict[str, object] = {
+            "task": self.a.task, "metric": self.a.metric, "shots": self.a.asked.shots, "again": self.again, "differs": differs,
+            "unpaired": tuple(self.unpaired),
+        }  # fmt: skip
+        if self.differences.other or any(gap.id in ("no-samples", OFF_SCALE) for gap in self.unpaired):
+            decided = _decide_unpaired(self, rule)
+            known["why"] = (*([state("not-same-question", differs=differs)] if differs else []), *decided.why)
+        elif self.of_perplexity:
+            decided = _decide_perplexity(self.pairs, rule)
+        else:
+            decided = decide_either_way(self.pairs, self.turned, rule, adaptive)
+            known |= {"a": 1 - decided.a, "b": 1 - decided.b} if self.higher_is_better is False else {}
+        return decided.model_copy(update=known)
+
+    def pair(self, a: Sequence[ResultItem], b: Sequence[ResultItem]) -> None:
+        """Join the answers to the same document: same key, same repeat, same prompt, same expected answer."""
+        left, right = _by_key(a), _by_key(b)
+        reasons: dict[str, list[str]] = {}
+        for key in dict.fromkeys((*left, *right)):
+            mine, theirs = left.get(key, []), right.get(key, [])
+            reason = "only-in-a" if not theirs else "only-in-b" if not mine else ""
+            # A document that both hold equally often is one question asked again. Held more often by one side, it is unknown which
+            # answer belongs to which.
+            if not reason and len(mine) != len(theirs):
+                reason = "repeated"
+            named = key[0] if not key[1] else f"{key[0]} (repeat {key[1]})"
+            if reason:
+                reasons.setdefault(reason, []).append(named)
+                continue
+            for pair in zip(*(sorted(side, key=_request) for side in (mine, theirs)), strict=True):
+                if reason := _apart(*pair):
+                    reasons.setdefault(reason, []).append(named)
+                else:
+                    self.pairs.append(pair)
+        self.again = len(self.pairs) - len({mine.key for mine, _ in self.pairs})
+        self.unverified = sum(not (mine.prompt_hash and theirs.prompt_hash) for mine, theirs in self.pairs)
+        for reason, names in reasons.items():
+            self.leave(reason, len(names), names)
+
+    def leave(self, reason: str, count: int, names: Sequence[str] = ()) -> None:
+        """Count what is not paired."""
+        self.unpaired.append(Unpaired(id=reason, count=count, examples=tuple(names[:_EXAMPLES])))
 
 
-BEYOND_STOP = "beyond-stop"
-"""Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
-
-
-_NO_PAIRS = ("no-samples", OFF_SCALE)
-
-
-def higher_is_better(a: ResultSet, b: ResultSet) -> bool | None:
-    """Return which way a score is better; None where neither side tells, or each another."""
-    told = {a.higher_is_better, b.higher_is_better} - {None}
-    return told.pop() if len(told) == 1 else None
-
-
-def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
-    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked.
-
-    Scores of which lower is better are turned round, so that a loss is one for all.
-    """
+def pair_tasks(a: ResultSet, b: ResultSet) -> Pairing:
+    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
     prompts = bool(a.items and b.items) and all(item.prompt_hash for item in (*a.items, *b.items))
-    differs = differences(a.asked, b.asked, prompts=prompts)
-    if differs.other:
-        return ItemPairing(differences=differs)
-    if not (a.items and b.items) and (a.stated or b.stated):
-        count = max(side.score.questions for side in (a, b) if side.score)
-        return ItemPairing(unpaired=[Unpaired(id="no-samples", count=count, examples=())], differences=differs)
+    pairing = Pairing(a, b, differences(a.asked, b.asked, prompts=prompts))
     top = max(a.top, b.top)
-    if not all(0 <= score <= top for side in (a, b) for score in side.scores):
-        return ItemPairing(unpaired=[Unpaired(id=OFF_SCALE, count=len(a.items), examples=())], differences=differs)
-    higher = higher_is_better(a, b)
-    mine, theirs = (tuple(_as_share(item, top, turned=higher is False) for item in side.items) for side in (a, b))
-    if not (a.adaptive and b.adaptive):
-        pairing = _pair_items(mine, theirs)
-        pairing.differences, pairing.either_way = differs, higher is None
-        # What one side skipped and the other has is counted already.
-        alone = {gap.id: gap.count for gap in pairing.unpaired}
-        for side, name, there in ((a, "skipped-in-a", "only-in-b"), (b, "skipped-in-b", "only-in-a")):
-            if (skipped := side.asked.answers - len(side.items) - alone.get(there, 0)) > 0:
-                pairing.unpaired.append(Unpaired(id=name, count=skipped, examples=()))
+    if pairing.differences.other:
         return pairing
-    shared = min(len(mine), len(theirs))
-    pairing = _pair_items(mine[:shared], theirs[:shared])
-    pairing.differences = differs
-    if beyond := (*mine[shared:], *theirs[shared:]):
-        pairing.unpaired.append(_unpaired(BEYOND_STOP, [item.key for item in beyond]))
+    if not (a.items and b.items) and (a.stated or b.stated):
+        pairing.leave("no-samples", max(side.score.questions for side in (a, b) if side.score))
+        return pairing
+    if not all(0 <= score <= top for side in (a, b) for score in side.scores):
+        pairing.leave(OFF_SCALE, len(a.items))
+        return pairing
+    lower = pairing.higher_is_better is False
+    mine, theirs = ([_as_share(item, top, turned=lower) for item in side.items] for side in (a, b))
+    if a.adaptive and b.adaptive:
+        shared = min(len(mine), len(theirs))
+        pairing.pair(mine[:shared], theirs[:shared])
+        if beyond := [item.key for item in (*mine[shared:], *theirs[shared:])]:
+            pairing.leave(BEYOND_STOP, len(beyond), beyond)
+        return pairing
+    pairing.pair(mine, theirs)
+    # What one side skipped and the other has is counted already.
+    alone = {gap.id: gap.count for gap in pairing.unpaired}
+    for side, name, there in ((a, "skipped-in-a", "only-in-b"), (b, "skipped-in-b", "only-in-a")):
+        if (skipped := side.asked.answers - len(side.items) - alone.get(there, 0)) > 0:
+            pairing.leave(name, skipped)
     return pairing
-
-
-def _turned(item: ResultItem) -> ResultItem:
-    return _as_share(item, 1, turned=True)
 
 
 def _as_share(item: ResultItem, top: int, *, turned: bool) -> ResultItem:
@@ -131,37 +168,6 @@ def _as_share(item: ResultItem, top: int, *, turned: bool) -> ResultItem:
         return item
     share = item.score / top
     return item.model_copy(update={"score": 1 - share if turned else share})
-
-
-def _pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
-    """Join the answers to the same document: same key, same repeat, same prompt, same expected answer."""
-    left, right = _by_key(a), _by_key(b)
-    pairs: list[ItemPair] = []
-    reasons: dict[str, list[str]] = {}
-    for key in dict.fromkeys((*left, *right)):
-        mine, theirs = left.get(key, []), right.get(key, [])
-        reason = "only-in-a" if not theirs else "only-in-b" if not mine else ""
-        # A document that both hold equally often is one question asked again. Held more often by one side, it is unknown which
-        # answer belongs to which.
-        if not reason and len(mine) != len(theirs):
-            reason = "repeated"
-        named = key[0] if not key[1] else f"{key[0]} (repeat {key[1]})"
-        if reason:
-            reasons.setdefault(reason, []).append(named)
-            continue
-        for a_item, b_item in zip(*(sorted(side, key=_request) for side in (mine, theirs)), strict=True):
-            if reason := _apart(a_item, b_item):
-                reasons.setdefault(reason, []).append(named)
-            else:
-                pairs.append((a_item, b_item))
-    again = len(pairs) - len({mine.key for mine, _ in pairs})
-    unpaired = [_unpaired(reason, names) for reason, names in reasons.items()]
-    unverified = sum(not (mine.prompt_hash and theirs.prompt_hash) for mine, theirs in pairs)
-    return ItemPairing(pairs, unpaired, again, unverified)
-
-
-def _unpaired(reason: str, names: Sequence[str]) -> Unpaired:
-    return Unpaired(id=reason, count=len(names), examples=tuple(names[:_EXAMPLES]))
 
 
 def _by_key(items: Sequence[ResultItem]) -> dict[tuple[str, int], list[ResultItem]]:
@@ -176,7 +182,7 @@ def _request(item: ResultItem) -> tuple[str, str]:
 
 
 def _apart(a: ResultItem, b: ResultItem) -> str:
-    """Return why two answers to a document are no pair; empty if they are one."""
+    """Return why two answers to a document are no pair; "" if they are one."""
     if a.prompt_hash and b.prompt_hash and a.prompt_hash != b.prompt_hash:
         return "other-prompt"
     # What is asked after another answer may depend on it.
@@ -239,20 +245,16 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     again = len(pairs) - len({a.key for a, _ in pairs}) > _FEW_AGAIN * len(pairs)
     scores = [
         Scores(
-            a.key if again else f"{a.key} {number}",
-            a.score or 0.0,
-            b.score or 0.0,
-            (a.parsed is None, b.parsed is None),
+            a.key if again else f"{a.key} {at}", a.score or 0.0, b.score or 0.0, (a.parsed is None, b.parsed is None)
         )
-        for number, (a, b) in enumerate(pairs)
+        for at, (a, b) in enumerate(pairs)
     ]
     if not adaptive:
         # Files are often sorted by subject, and bets win or lose on values that come in a random order.
         scores.sort(key=lambda each: hashlib.sha256(each.unit.encode()).digest())
     result = accuracy(scores, rule, _guessing(pairs), fixed=not adaptive)
     lost, gained = result.flips
-    means = [float(np.mean(side)) for side in zip(*((each.reference, each.candidate) for each in scores), strict=True)]
-    mean_a, mean_b = means or (0.0, 0.0)
+    mean_a, mean_b = np.mean([(each.reference, each.candidate) for each in scores] or [(0.0, 0.0)], axis=0).tolist()
     return ComparedTask(
         task="", verdict=result.verdict, why=(state_accuracy(result, SIDES),),
         test="betting" if scores and not result.exact else "exact", pairs=len(scores), a=mean_a, b=mean_b, lost=lost, gained=gained,
@@ -261,7 +263,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     )  # fmt: skip
 
 
-def decide_perplexity(pairs: Sequence[ItemPair], rule: Rule) -> ComparedTask:
+def _decide_perplexity(pairs: Sequence[ItemPair], rule: Rule) -> ComparedTask:
     """Decide by the log-likelihoods of the same documents: a pass needs a perplexity within the margin either way.
 
     The logarithm of B's perplexity over A's is the sum of what the log-likelihoods lost, over the units. A ratio r of it is tested
@@ -300,26 +302,21 @@ def decide_perplexity(pairs: Sequence[ItemPair], rule: Rule) -> ComparedTask:
     )  # fmt: skip
 
 
-def decide_unpaired(a: ResultSet, b: ResultSet, rule: Rule, *, decides: bool) -> ComparedTask:
-    """Compare two scores of which no answers can be paired: a regression, or no verdict.
+def _decide_unpaired(pairing: Pairing, rule: Rule) -> ComparedTask:
+    """Compare two scores of which no answers can be paired: a regression if it is the same question, or no verdict.
 
     The difference of two independent means has a normal interval; that of two shares is the one of Agresti and Caffo, which adds a
     right and a wrong answer to each (The American Statistician 54, 280-288 (2000)). Both sides were asked the same questions, so
     the interval is wider than it needs to be: what it shows holds, and a pass needs pairs. Of 4,000 simulated results with a loss
     of the margin, each of 20 to 1,000 questions, at most 5.4 % were called a regression at a level of 5 % where the answers are
     independent, and at most 0.2 % where they are to the same questions.
-
-    Args:
-        decides: whether a loss is a regression: not of two different questions.
     """
-    before, after = a.score, b.score
+    before, after, higher = pairing.a.score, pairing.b.score, pairing.higher_is_better
     if before is None or after is None:
         return ComparedTask(task="", verdict="inconclusive", why=(state("nothing-compared"),), test="unpaired")
     # Scores above 1, such as of BLEU, are in points already.
-    points = 100 if max(abs(before.value), abs(after.value)) > 1 else 1
-    higher = higher_is_better(a, b)
+    margin = rule.margin * (100 if max(abs(before.value), abs(after.value)) > 1 else 1)
     sign = -1 if higher is False else 1
-    loss, margin = sign * (before.value - after.value), rule.margin * points
     of_a, of_b = _moments(before), _moments(after)
     shown: dict[str, float] = {}
     low = high = None
@@ -333,10 +330,10 @@ def decide_unpaired(a: ResultSet, b: ResultSet, rule: Rule, *, decides: bool) ->
         "scores-unpaired", a=before.value, b=after.value, low=low, high=high, level=1 - rule.alpha, margin=margin,
         either_way=higher is None,
     )  # fmt: skip
-    worse = decides and higher is not None and shown.get("p_regression", 1.0) <= rule.regression_alpha
+    worse = not pairing.differs and higher is not None and shown.get("p_regression", 1.0) <= rule.regression_alpha
     return ComparedTask(
         task="", verdict="regression" if worse else "inconclusive", why=(why,), test="unpaired", a=before.value, b=after.value,
-        loss=loss, either_way=higher is None, **shown,
+        loss=sign * (before.value - after.value), either_way=higher is None, **shown,
     )  # fmt: skip
 
 

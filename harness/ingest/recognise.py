@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.extras import require
 from assay.harness.files import timestamp
+from assay.harness.ingest import (
+    assay_run,
+    inspect_ai,
+    lm_eval,
+    mlc_trace,
+    sglang_log,
+    simple_evals,
+    tensor_files,
+)
+from assay.harness.ingest.comparison import Comparison
 from assay.harness.ingest.result import UNKNOWN, FileDocument, FileRead, FormatReader, IngestResult
-from assay.harness.ingest.result_set import Loaded, ReadResults, ResultSet
+from assay.harness.ingest.result_set import ReadResults
 from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.tensor_diff import TensorRule, diff_tensors
+from assay.harness.ingest.trace_diff import diff_traces
 from assay.harness.reading import reading
 from assay.harness.text import counted, listed, one_line
 from assay.harness.verdict import Verdict
 
-if TYPE_CHECKING:
-    from assay.harness.ingest.comparison import Comparison
-    from assay.harness.ingest.tensor_diff import TensorRule
-
-# Readers by their modules, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
-# engine's trace or a table was printed into is a log.
-_READERS = (
-    ("assay_run", "READER"), ("lm_eval", "READER"), ("inspect_ai", "READER"), ("simple_evals", "READER"),
-    ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("sglang_log", "TABLE"),
+READERS: tuple[FormatReader, ...] = (
+    assay_run.READER, lm_eval.READER, inspect_ai.READER, simple_evals.READER, tensor_files.READER, sglang_log.READER,
+    # Traces and printed tables come behind logs: a log that an engine's trace or a table was printed into is a log.
+    mlc_trace.READER, sglang_log.TABLE,
 )  # fmt: skip
-
-
-@cache
-def readers() -> tuple[FormatReader, ...]:
-    """Return all readers. They are imported on the first call."""
-    return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name) for module, name in _READERS)
+"""In the order in which they are asked."""
 
 
 def _taker(source: SourceFile, compared: bool = False) -> FormatReader | None:
     """Return the reader that takes a file, for `compare` if `compared`; None if none does."""
-    takers = (reader for reader in readers() if reader.compared or not compared)
+    takers = (reader for reader in READERS if reader.compared or not compared)
     return next((reader for reader in takers if reader.recognises(source)), None)
 
 
@@ -74,12 +73,12 @@ def _read(path: Path, damaged: Callable[[AssayError], None]) -> FileDocument:
         if reader is not None:
             with reading(path, reader.title):
                 return reader.read(source)
-        known = listed([reader.title for reader in readers()])
+        known = listed([reader.title for reader in READERS])
         why = f"not recognised. What to do: give one of these: {known}"
     except AssayError as error:
         damaged(error)
         why = f"{reader.title}: {error.found}" if reader else error.found
-    lines = source.count_lines() if path.is_file() else 0
+    lines = sum(1 for _ in source.lines()) if path.is_file() else 0
     return FileDocument(file=FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,)))
 
 
@@ -119,29 +118,23 @@ def compare(
                 f"{a} is of {reader.title}, and {b} is of {other.title}: they do not name things alike.",
                 "two results of one tool", "run the same tool on both",
             )  # fmt: skip
-        both = [reader.results(source, metric) if reader.results else ReadResults() for source in sources]
+        both = [reader.results(source, metric) if reader.results else ReadResults(source) for source in sources]
         if b is None and (held := len(_runs(both[0]))) != 2:
             only = f"Only {a} was named, which holds {counted(max(held, 1), 'result')}."
             raise UsageError(only, "two results, the accepted one first", "name the other one too")
-        left, right = (
-            Loaded(source, reader, made, _take_run(made, source.path, run))
-            for source, made, run in zip(sources, both, (run_a, run_b), strict=True)
-        )
-        if same and left.run == right.run:
+        for side, run in zip(both, (run_a, run_b), strict=True):
+            _take_run(side, run)
+        if same and both[0].run == both[1].run:
             raise twice
         if reader.results is not None:
             require("reports", "assay compare with results")  # the tests of scores need scipy
             from assay.harness.ingest.compare_answers import compare_answers, compare_runs
 
             comparing = compare_runs if reader.id == "assay-run" else compare_answers
-            result = comparing(left, right, margin)
+            result = comparing(reader, both[0], both[1], margin)
         elif reader.steps is not None:
-            from assay.harness.ingest.trace_diff import diff_traces
-
             result = diff_traces(reader.steps(sources[0]), reader.steps(sources[1]))
         else:
-            from assay.harness.ingest.tensor_diff import diff_tensors
-
             result = diff_tensors(path_a, path_b, tensors)
     return result.model_copy(update={"reproduce": reproduce})
 
@@ -156,14 +149,15 @@ def _runs(made: ReadResults) -> list[str]:
     return list(dict.fromkeys(score.run for score in made.sets))
 
 
-def _take_run(made: ReadResults, path: Path, named: str) -> str:
-    """Keep the scores of one run of several, and return its name; "" of a file that holds one without a name.
+def _take_run(side: ReadResults, named: str) -> None:
+    """Keep the scores of one run of several; the run of a file that holds one has no name.
 
     Raises:
         UsageError: the file holds several, and `named` is not one of them.
         EvidenceError: the run has two values of one score.
     """
-    runs = _runs(made)
+    path, runs = side.source.path, _runs(side)
+    matching = runs
     if named or len(runs) > 1:
         matching = [run for number, run in enumerate(runs, 1) if named == str(number)]
         matching = matching or [run for run in runs if named and named in run]
@@ -174,12 +168,11 @@ def _take_run(made: ReadResults, path: Path, named: str) -> str:
                 f"{path} has no run {named!r}." if named and not matching else holds, "one run",
                 f"name it by its number, or by a part of its name: {'; '.join(names)}" if names else "name the file",
             )  # fmt: skip
-        made.sets, runs = [score for score in made.sets if score.run == matching[0]], matching
-    scores: dict[str, ResultSet] = {}
-    if twice := [score for score in made.sets if scores.setdefault(score.name, score) != score]:
+    side.run = matching[0] if matching else ""
+    side.sets = [score for score in side.sets if score.run == side.run]
+    if twice := [score for score in side.sets if side.scores[score.name] != score]:
         says = f"{path} has several scores of {twice[0].name} in one run."
         raise EvidenceError(says, "one of each task, filter and metric", "copy one of its tables into a file")
-    return runs[0] if runs else ""
 
 
 def _reader_of(source: SourceFile) -> FormatReader:
@@ -188,6 +181,6 @@ def _reader_of(source: SourceFile) -> FormatReader:
     other = _taker(source)
     raise UsageError(
         f"{source.path} is not recognised as something to compare{f': it is of {other.title}' if other else ''}.",
-        f"one of: {', '.join(reader.title for reader in readers() if reader.compared)}",
+        f"one of: {', '.join(reader.title for reader in READERS if reader.compared)}",
         "name a file, or the output folder of the tool",
     )

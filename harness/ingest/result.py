@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from assay.harness.files import file_hash
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.schema import RULE, Part
 from assay.harness.statement import Worded
@@ -88,7 +89,8 @@ class FileRead(Part):
     ) -> FileRead:  # fmt: skip
         """Describe how much of a file or a folder was read, with its size and its hash."""
         return cls(
-            path=str(source.path), format=format, title=title, bytes=source.size, sha256=source.sha256(), unit=unit,
+            path=str(source.path), format=format, title=title, bytes=source.size, unit=unit,
+            sha256=file_hash(source.path) if source.path.is_file() else "",
             lines=read + unread, read=read, unread=unread, excerpts=tuple(excerpts), notes=tuple(notes),
         )  # fmt: skip
 
@@ -112,23 +114,12 @@ class FactTable(Part):
     note: str = ""
 
 
-class Lane(Part):
-    """One action of a request."""
-
-    name: str
-    kind: Literal["extend", "decode", "other"]
-    cells: str = Field(
-        max_length=MAX_COLUMNS,
-        description='one character a column: "." nothing, "o" polled and computed nothing, "1" to "9" how often it computed',
-    )
-
-
 class TimelineTrack(Part):
     """One request."""
 
     name: str
     note: str = Field(description='such as "forks its sequence, 128 tokens"')
-    lanes: tuple[Lane, ...]
+    lanes: dict[str, str] = Field(description="by action, a character for each column: NOTHING, POLLED or of TENTHS")
 
 
 class Timeline(Part):

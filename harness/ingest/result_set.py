@@ -20,6 +20,7 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.schema import Part
 from assay.harness.text import did_you_mean, one_line
+from assay.harness.verdict import serious
 
 # Units that were not understood which are quoted, and rows of a table.
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
@@ -40,27 +41,17 @@ class ResultItem(Part):
 
     key: str = Field(description="of the document within its task: a hash of it, or its id")
     prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
-    turns: tuple[tuple[bool, str], ...] = Field(
-        (),
-        description="hashes of the messages after the first answer: whether it was asked, or is of the model or a tool",
-    )
+    turns: tuple[tuple[bool, str], ...] = Field((), description="whether asked, and hash, of each message after that")
     question: str = Field("", description="what was asked, in one line; empty where the tool does not record it")
     target: str = Field("", description="the expected answer")
     answer: str = Field("", description="the text that the model wrote")
     parsed: str | None = Field(None, description="what the tool took from it; null where it or the answer is blank")
-    score: float | None = Field(
-        None, description="1 right, 0 wrong, a share of 1, or what else the tool gives; null where it was not scored"
-    )
+    score: float | None = Field(None, description="1 right, 0 wrong, or what else the tool gives; null: not scored")
     loglikelihood: float | None = Field(None, description="of a document whose score is a perplexity; null elsewhere")
     units: int = Field(0, description="words, bytes or documents that the perplexity is of")
     tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
-    characters: int | None = Field(
-        None, description="of all that the model wrote; null where it wrote nothing, as of choices"
-    )
-    finish: str = Field(
-        "",
-        description='why the answer ended: "stop", "length" at the token limit, "abort", ...; empty where that is not recorded',
-    )
+    characters: int | None = Field(None, description="of all that the model wrote; null where it chose")
+    finish: str = Field("", description='why the answer ended: "stop", "length", "abort"; empty where not recorded')
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
 
     @field_validator("target", "answer", mode="before")
@@ -104,9 +95,7 @@ class ResultSet(Part):
     task: str
     metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
     asked: Asked = Field(default_factory=Asked, description="what was asked, and of what")
-    settings: dict[str, str] = Field(
-        default_factory=dict, description="what else the tool states of the run, for people"
-    )
+    settings: dict[str, str] = Field({}, description="what else the tool states of the run, for people")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     higher_is_better: bool | None = Field(None, description="null where neither the tool nor a name tells")
     stated: StatedScore | None = Field(None, description="what the tool summed up itself")
@@ -175,24 +164,32 @@ class ResultSet(Part):
 
 @dataclass
 class ReadResults:
-    """The result of a reader on a file, counted unit by unit.
+    """What a reader read of a file, counted unit by unit.
 
     Attributes:
-        sets: one for each task.
+        source: the file.
         unit: what is counted.
         read: units that were understood.
         unread: the others, with what is wrong with each: `refuse` fills them.
         notes: what a person must know to trust the numbers.
         findings: what is wrong by itself.
+        run: which of its runs is compared.
     """
 
-    sets: list[ResultSet] = field(default_factory=list)
+    source: SourceFile
     unit: str = "record"
+    sets: list[ResultSet] = field(default_factory=list)
     read: int = 0
     unread: int = 0
     excerpts: list[Excerpt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     findings: list[CitedFinding] = field(default_factory=list)
+    run: str = ""
+
+    @property
+    def scores(self) -> dict[str, ResultSet]:
+        """Its scores, by task and metric."""
+        return {result_set.name: result_set for result_set in self.sets}
 
     def refuse(self, number: int, text: str) -> None:
         """Count a unit that was not understood. `number` is its line, or its place from 1."""
@@ -200,35 +197,18 @@ class ReadResults:
         if len(self.excerpts) < _MOST_EXCERPTS:
             self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
 
-    def file(self, source: SourceFile, id: str, title: str) -> FileRead:
+    def file(self, format: str, title: str) -> FileRead:
         """Describe how much of the file was understood, under this id and title of a format."""
-        return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
+        return FileRead.of(self.source, format, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
 
-
-@dataclass(frozen=True)
-class Loaded:
-    """One side of a comparison, read; of a file with several runs, one of them."""
-
-    source: SourceFile
-    reader: FormatReader
-    reading: ReadResults
-    run: str = ""
-
-    @property
-    def scores(self) -> dict[str, ResultSet]:
-        """Its scores, by task and metric."""
-        return {result_set.name: result_set for result_set in self.reading.sets}
-
-    @property
-    def file(self) -> FileRead:
-        """Describe how much was read of it, titled by the tool and the model, and of how many answers a score is."""
-        first = self.reading.sets[0] if self.reading.sets else None
-        about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
-        file = self.reading.file(self.source, self.reader.id, about)
+    def compared(self, reader: FormatReader) -> FileRead:
+        """Describe the file as one side of a comparison: by the tool and the model, and of how many answers a score is."""
+        about = next((f"{of.tool} {of.version} {of.model}".split() for of in self.sets), [reader.title])
+        file = self.file(reader.id, " ".join(about))
         fewer = [
-            made for made in (score.incomplete() for score in self.reading.sets) if made and made.severity != "info"
+            f"{made.where}: {made.diagnosis}" for made in serious(filter(None, map(ResultSet.incomplete, self.sets)))
         ]
-        return file.model_copy(update={"notes": (*file.notes, *(f"{made.where}: {made.diagnosis}" for made in fewer))})
+        return file.model_copy(update={"notes": (*file.notes, *fewer)})
 
 
 def perplexity(loglikelihood: float, units: float) -> float:
@@ -313,7 +293,7 @@ def results_reader(
         reading = results(source, "")
         answered = [each for each in reading.sets if each.items]
         document = FileDocument(
-            file=reading.file(source, id, title),
+            file=reading.file(id, title),
             facts=tuple(fact for each in {each.task: each for each in reading.sets}.values() for fact in _facts(each)),
             tables=(_table(answered),) if answered else (),
             findings=(*reading.findings, *filter(None, (each.incomplete() for each in answered))),

@@ -105,7 +105,7 @@ class Server:
 
 @dataclass
 class Test:
-    """A test: outcome in lower case (empty while unknown), first and last time in the log, seconds by pytest's own table."""
+    """A test: outcome in lower case (empty while unknown), first and last time in the log."""
 
     id: str
     line: int
@@ -113,7 +113,6 @@ class Test:
     outcome_line: int = 0
     began: str = ""
     ended: str = ""
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,7 @@ class LogMetric:
 
     name: str
     value: float
-    line: int
-    text: str
+    at: CitedLines
     test: int
 
 
@@ -137,7 +135,6 @@ class Log:
         bars: how far a progress bar came and in which line, by test, label and total.
         blocks: tables of benchmarks: the title, and of each row name, value and line.
         notices: lines that may matter, by kind and text.
-        loose_outcomes: outcomes that could not be given to one test, since several were open.
         of_vllm: pieces of lines that vLLM logged.
         printed: tables of scores that lm-eval printed.
         disordered: times that are earlier than the one before, by more than two seconds.
@@ -157,7 +154,6 @@ class Log:
     commands: list[CitedLines] = field(default_factory=list)
     notices: dict[tuple[str, str], CitedLines] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
-    loose_outcomes: CitedLines = field(default_factory=CitedLines)
     summary: tuple[str, int] = ("", 0)
     disordered: CitedLines = field(default_factory=CitedLines)
     of_vllm: int = 0
@@ -165,6 +161,14 @@ class Log:
     began: str = ""
     ended: str = ""
     answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))
+
+    def name_of(self, test: int, outside: str = "the log") -> str:
+        """Return the name of a test by its index; -1 is outside of all tests."""
+        return self.tests[test].id.rpartition("::")[2] if test >= 0 else outside
+
+    def failed(self, test: int) -> bool:
+        """Return True if a test failed."""
+        return test >= 0 and self.tests[test].outcome in ("failed", "error")
 
     def note(self, kind: str, number: int, text: str) -> None:
         """Count a line that may matter."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from assay.harness.attention.published import published
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
@@ -17,7 +18,6 @@ from assay.harness.text import counted, listed, one_line, percent
 from assay.harness.tracebacks import HEADER, Traceback
 from assay.harness.verdict import Severity
 
-_Cited = CitedLines | tuple[int, str]
 _SAFE = re.compile(r"\w[\w./:@+-]*")
 # Share of prompt tokens from the prefix cache up to which a test had almost none.
 _LITTLE = 0.05
@@ -93,8 +93,8 @@ def next_steps(log: Log, cited: Iterable[CitedFinding]) -> tuple[str, ...]:
     return (kernel, f"assay run --suites layers,logits {' '.join(flags)}", f"assay run {' '.join(flags)}")
 
 
-def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites: Iterable[_Cited]) -> CitedFinding:
-    """Make a finding without a command of its own, since the document has the next steps; it cites lines, or ranges of them."""
+def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites: Iterable[CitedLines]) -> CitedFinding:
+    """Make a finding without a command of its own, since the document has the next steps."""
     severity, title = _TITLES[id]
     return CitedFinding(
         id=id, title=title, severity=severity, where=where, diagnosis=diagnosis, evidence=tuple(evidence), reproduce="",
@@ -102,105 +102,93 @@ def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites
     )  # fmt: skip
 
 
-def cite(*places: _Cited) -> tuple[Excerpt, ...]:
+def cite(*places: CitedLines) -> tuple[Excerpt, ...]:
     """Quote lines: a range where there are several of a kind."""
-    quoted = [place if isinstance(place, CitedLines) else CitedLines.of(*place) for place in places]
-    return tuple(lines.excerpt for lines in quoted if lines.count)
+    return tuple(lines.excerpt for lines in places if lines.count)
 
 
-def _test_name(log: Log, index: int) -> str:
-    return log.tests[index].id.rpartition("::")[2] if index >= 0 else "the log"
-
-
-def _failed(log: Log, index: int) -> bool:
-    return index >= 0 and log.tests[index].outcome in ("failed", "error")
-
-
-def _outcome(log: Log, index: int) -> list[tuple[int, str]]:
+def _outcome(log: Log, index: int) -> list[CitedLines]:
     """Return the line with a test's outcome; nothing for what is outside of all tests."""
-    return [(log.tests[index].outcome_line, log.tests[index].outcome.upper())] if index >= 0 else []
+    return [
+        CitedLines.of(test.outcome_line, test.outcome.upper()) for test in log.tests[index : index + 1] if index >= 0
+    ]
 
 
-def _scores(log: Log) -> list[tuple[str, LogMetric]]:
-    """List the scores of known evaluations: ``[METRIC] mmlu_score=0.125``."""
-    named = [(metric.name.removesuffix("_score").removesuffix("_accuracy").lower(), metric) for metric in log.metrics]
-    return [(name, metric) for name, metric in named if name != metric.name.lower() and 0 <= metric.value <= 1]
+def _raised(trace: Traceback) -> CitedLines:
+    return CitedLines.of(trace.exception_line, trace.exception)
 
 
-def _questions(log: Log, metric: LogMetric) -> tuple[int, CitedLines]:
-    """Infer how many questions a score is of: a progress bar's total, in its test, of which the score is a whole number; else 0."""
-    for (test, label, total), (done, line) in reversed(log.bars.items()):
-        right = metric.value * total
-        if test == metric.test and not label and done == total > 1 and abs(right - round(right)) < 1e-3:
-            return total, CitedLines.of(line, f"{done}/{total}")
-    return 0, CitedLines()
+def _scores(log: Log) -> Iterator[tuple[TaskScore, LogMetric]]:
+    """Yield the scores of known evaluations: ``[METRIC] mmlu_score=0.125``.
+
+    The number of questions is the total of a progress bar, in the test, of which the score is a whole number.
+    """
+    for metric in log.metrics:
+        name = metric.name.removesuffix("_score").removesuffix("_accuracy").lower()
+        if name == metric.name.lower() or not 0 <= metric.value <= 1:
+            continue
+        questions, bar = 0, CitedLines()
+        for (test, label, total), (done, line) in log.bars.items():
+            right = metric.value * total
+            if test == metric.test and not label and done == total > 1 and abs(right - round(right)) < 1e-3:
+                questions, bar = total, CitedLines.of(line, f"{done}/{total}")
+        where, cites = log.name_of(metric.test), cite(metric.at, bar)
+        yield TaskScore(name, "", metric.value, questions, where, cites, run=str(metric.at.first)), metric
 
 
 def _below_guessing(log: Log) -> Iterator[CitedFinding]:
     """Yield a score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
-    scores = []
-    for name, metric in _scores(log):
-        count, bar = _questions(log, metric)
+    scores = [*log.printed.scores()]
+    for score, metric in _scores(log):
         same = (metric.test, metric.value)
         groups = [(scores, at) for scores, at, test in log.groups if (test, scores.get("score")) == same][:1]
-        if count:
-            scores.append(TaskScore(
-                name, "", metric.value, count, _test_name(log, metric.test), run=str(metric.line),
-                cites=cite((metric.line, metric.text), bar, *(at for _, at in groups)),
-                evidence=tuple(f"by group: {_by_group(scores)}" for scores, _ in groups),
-            ))  # fmt: skip
-    yield from below_guessing([*scores, *log.printed.scores()])
+        named = [
+            [f"{key} {value:.3g}" for key, value in scores.items() if not key.endswith(":std") and key != "score"]
+            for scores, _ in groups
+        ]
+        evidence = tuple(f"by group: {', '.join(each)}" for each in named)
+        cites = (*score.cites, *cite(*(at for _, at in groups)))
+        scores += [score._replace(cites=cites, evidence=evidence)] if score.questions else []
+    yield from below_guessing(scores)
 
 
-def _by_group(scores: Mapping[str, float]) -> str:
-    """Return the scores by group in a line, without their deviations."""
-    shown = {key: value for key, value in scores.items() if not key.endswith(":std") and key != "score"}
-    return ", ".join(f"{key} {value:.3g}" for key, value in shown.items())
-
-
-def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, LogMetric, float]]:
+def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, TaskScore, LogMetric, float]]:
     """Yield the assertions that failed because of a score that the log also states: where, the score, and the bound."""
     for trace, test in log.traces:
         said = next(filter(None, (pattern.search(trace.exception) for pattern in _ASSERTED)), None)
         # What is outside of all tests may have failed, and counts as failed.
-        if said and (test < 0 or _failed(log, test)):
+        if said and (test < 0 or log.failed(test)):
             value, bound = float(re.sub(r"np\.\w+\(|\)", "", said["value"])), float(said["bound"])
-            scored = [metric for _, metric in _scores(log) if metric.value == value <= bound and metric.test == test]
-            yield from ((trace, metric, bound) for metric in scored[:1])
+            scored = ((s, metric) for s, metric in _scores(log) if s.score == value <= bound and metric.test == test)
+            yield from ((trace, *each, bound) for each in islice(scored, 1))
 
 
 def _below_bound(log: Log) -> Iterator[CitedFinding]:
     """Yield a test that failed because of a score."""
-    for trace, metric, bound in _missed_bounds(log):
-        count, _ = _questions(log, metric)
+    for trace, score, metric, bound in _missed_bounds(log):
+        count, right = score.questions, score.right
         evidence = [f"the assertion that failed: {one_line(trace.exception)}"]
         if count and 0 < bound < 1:
-            right = round(metric.value * count)
             said = f"{right} or fewer of {count} would be right with p = {at_most(right, count, bound):.2g}"
             evidence.append(f"if the true score were {bound:g}, {said}")
-        cites = [(trace.exception_line, trace.exception), (metric.line, metric.text), *_outcome(log, metric.test)]
         says = f"{metric.name} is {metric.value:g}; the test asks for {bound:g}."
-        yield _finding("score-below-bound", _test_name(log, metric.test), says, evidence, cites)
+        cites = (_raised(trace), metric.at, *_outcome(log, metric.test))
+        yield _finding("score-below-bound", score.where, says, evidence, cites)
 
 
 def _invalid(log: Log) -> Iterator[CitedFinding]:
     """Yield the share of answers that an evaluation itself calls invalid, which its accuracy counts as wrong."""
-    for at, metric in enumerate(log.metrics):
-        if metric.name != "Invalid" or not 0 < metric.value <= 1:
-            continue
-        score = next(
-            (
-                stated
-                for stated in reversed(log.metrics[:at])
-                if (stated.name, stated.test) == ("Accuracy", metric.test)
-            ),
-            None,
-        )
-        counts = f", and Accuracy {score.value:g} counts them as wrong" if score else ""
-        cites = [(metric.line, metric.text), *([(score.line, score.text)] if score else [])]
-        says = f"{percent(metric.value)} of the answers are invalid{counts}."
-        made = _finding("answers-invalid", _test_name(log, metric.test), says, [], cites)
-        yield made if metric.value > MOST_UNPARSED else made.model_copy(update={"severity": "info"})
+    accuracy: dict[int, LogMetric] = {}
+    for metric in log.metrics:
+        if metric.name == "Accuracy":
+            accuracy[metric.test] = metric
+        if metric.name == "Invalid" and 0 < metric.value <= 1:
+            scores = [accuracy[metric.test]] if metric.test in accuracy else []
+            counts = "".join(f", and Accuracy {score.value:g} counts them as wrong" for score in scores)
+            says = f"{percent(metric.value)} of the answers are invalid{counts}."
+            cites = (metric.at, *(score.at for score in scores))
+            made = _finding("answers-invalid", log.name_of(metric.test), says, [], cites)
+            yield made if metric.value > MOST_UNPARSED else made.model_copy(update={"severity": "info"})
 
 
 def _unparsed(log: Log) -> Iterator[CitedFinding]:
@@ -209,21 +197,18 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
         "A model that names any choice scores like guessing. Below it, answers are missing: cut off, or without a choice. "
         "The log does not have the answers; the evaluation's results file does."
     )
-    for name, metric in _scores(log):
-        count, _ = _questions(log, metric)
-        right = round(metric.value * count)
-        if name not in GUESSING or not count or at_most(right, count, GUESSING[name]) >= LEVEL:
+    for score, metric in _scores(log):
+        count, right, guess = score.questions, score.right, GUESSING.get(score.task, 0.0)
+        if not guess or not count or at_most(right, count, guess) >= LEVEL:
             continue
         endless = [burst for server in log.servers if server.test == metric.test for burst in _runaway(log, server)]
         ran = sum(answers.count for answers, _ in endless)
-        evidence = [
-            f"{right} right answers are what guessing on {right / GUESSING[name]:.0f} questions gives, not on {count}"
-        ]
+        evidence = [f"{right} right answers are what guessing on {right / guess:.0f} questions gives, not on {count}"]
         if 0 < ran < count:
             rest = f"of the other {count - ran}, at most {right} are right ({right / (count - ran):.2f})"
             evidence.append(f"{ran} of {count} ran to the token limit; {rest}")
-        cites: list[_Cited] = [(metric.line, metric.text), *(answers for answers, _ in endless)]
-        yield _finding("answers-unparsed", _test_name(log, metric.test), says, evidence, cites)
+        cites = (metric.at, *(answers for answers, _ in endless))
+        yield _finding("answers-unparsed", score.where, says, evidence, cites)
 
 
 def _runaway(log: Log, server: Server) -> list[tuple[CitedLines, int]]:
@@ -253,15 +238,14 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
         ]
         took = f"; the evaluation took {latencies[0].value:.0f} s." if latencies else "."
         says = f"{sum(answers.count for answers, _ in bursts)} answers ran to the limit of {limit} tokens instead of ending{took}"
-        cites: list[_Cited] = [said, *(answers for answers, _ in bursts)]
-        cites += [(metric.line, metric.text) for metric in latencies]
-        yield _finding("runaway-generations", _test_name(log, server.test), says, evidence, cites)
+        cites = (said, *(answers for answers, _ in bursts), *(metric.at for metric in latencies))
+        yield _finding("runaway-generations", log.name_of(server.test), says, evidence, cites)
 
 
 def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
     """Report that the test that failed reused prefixes, and those that passed did not."""
     tested = [server for server in log.servers if server.test >= 0 and server.prefills.count]
-    failed = [server for server in tested if _failed(log, server.test)]
+    failed = [server for server in tested if log.failed(server.test)]
     passed = [server for server in tested if log.tests[server.test].outcome == "passed"]
     if log.disordered.count or not failed or not passed:
         return
@@ -278,7 +262,7 @@ def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
         f"{percent(share)} of the prompt tokens of the failing test came from the prefix cache, and {percent(other)} of those of "
         "the passing tests: what passed did not test attention over a cached prefix."
     )
-    where = listed([_test_name(log, index) for index in sorted({server.test for server in failed})])
+    where = listed([log.name_of(index) for index in sorted({server.test for server in failed})])
     cites = [*(server.prefix_batches for server in failed), *(server.prefills for server in passed)]
     yield _finding("prefix-untested", where, says, evidence, cites)
 
@@ -289,7 +273,7 @@ def _cached_share(servers: list[Server]) -> float:
 
 
 def _cached(log: Log, server: Server) -> str:
-    who = f"{_test_name(log, server.test)}, server {server.number} ({server.backend})"
+    who = f"{log.name_of(server.test)}, server {server.number} ({server.backend})"
     return f"{who}: {server.new_tokens:,} new, {server.cached_tokens:,} cached tokens"
 
 
@@ -354,25 +338,24 @@ def _hidden_by_retry(log: Log) -> Iterator[CitedFinding]:
         hid = "The test passed, but only after it had failed"
         hid = hid if passed else "The summary reports the retry, not what failed first"
         evidence = [f"the traceback goes through {', '.join(functions)}"]
-        cites = [(trace.first, HEADER), (trace.exception_line, trace.exception), *_outcome(log, test)]
+        cites = (CitedLines.of(trace.first, HEADER), _raised(trace), *_outcome(log, test))
         says = f"{hid}: {one_line(trace.exception)}"
-        yield _finding("retry-hid-failure", _test_name(log, test), says, evidence, cites)
+        yield _finding("retry-hid-failure", log.name_of(test), says, evidence, cites)
 
 
 def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
     """Yield the tests that failed for another reason than a score."""
-    explained = {metric.test for _, metric, _ in _missed_bounds(log)}
-    for index in range(len(log.tests)):
-        if _failed(log, index) and index not in explained:
+    explained = {metric.test for _, _, metric, _ in _missed_bounds(log)}
+    failed = [index for index in range(len(log.tests)) if log.failed(index)]
+    for index in failed:
+        if index not in explained:
             last = [trace for trace, of in log.traces if of == index and trace.exception][-1:]
             says = one_line(last[0].exception) if last else "The log does not state why."
-            cites = [*((trace.exception_line, trace.exception) for trace in last), *_outcome(log, index)]
-            yield _finding("test-failed", _test_name(log, index), says, [], cites)
+            yield _finding("test-failed", log.name_of(index), says, [], [*map(_raised, last), *_outcome(log, index)])
     counts, line = log.summary
-    if re.search(r"\b(?:failed|errors?)\b", counts) and not any(_failed(log, index) for index in range(len(log.tests))):
-        yield _finding(
-            "test-failed", "the log", f"pytest counts {counts}, and no failure is named.", [], [(line, counts)]
-        )
+    if re.search(r"\b(?:failed|errors?)\b", counts) and not failed:
+        says = f"pytest counts {counts}, and no failure is named."
+        yield _finding("test-failed", "the log", says, [], [CitedLines.of(line, counts)])
 
 
 def _notices(log: Log) -> Iterator[CitedFinding]:
@@ -403,7 +386,7 @@ def _errors(log: Log) -> Iterator[CitedFinding]:
     """Yield errors and exceptions outside of tests, where nothing says that a process crashed."""
     if any(kind == "crash" for kind, _ in log.notices) or log.tests:
         return
-    raised = [CitedLines.of(trace.exception_line, trace.exception) for trace, _ in log.traces if trace.exception]
+    raised = [_raised(trace) for trace, _ in log.traces if trace.exception]
     seen = [*reversed(raised), *(where for (kind, _), where in log.notices.items() if kind == "error")]
     if seen:
         yield _noticed("error-logged", seen, f"{one_line(seen[0].text, 300).rstrip('.')}.")

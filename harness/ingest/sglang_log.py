@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from assay.harness.engines.sglang import failures
 from assay.harness.ingest.lm_eval import is_table, table_results
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.result import CitedLines, Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.sglang_facts import PER_SERVER, Log, Server, Test, differing_arguments
 from assay.harness.ingest.sglang_findings import cite, findings, next_steps
 from assay.harness.ingest.sglang_patterns import VLLM_SIGN
@@ -71,11 +71,6 @@ def _notes(log: Log, source: SourceFile) -> Iterable[str]:
             f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may be of several "
             "processes, whose figures are then not separated"
         )
-    if log.loose_outcomes.count:
-        yield (
-            f"{log.loose_outcomes.count} outcomes were printed while no test or several were running (first in line "
-            f"{log.loose_outcomes.first})"
-        )
     cut = [server.line for server in log.servers if not server.whole]
     if cut:
         yield f"the arguments of the server in line {ranges(cut)} are cut off"
@@ -86,7 +81,7 @@ def _facts(log: Log) -> Iterable[Fact]:
         yield Fact(id="time", title="Time", text=f"{log.began} to {log.ended}")
     text, line = log.summary
     if text:
-        yield Fact(id="summary", title="pytest's summary", text=text, cites=cite((line, text)))
+        yield Fact(id="summary", title="pytest's summary", text=text, cites=cite(CitedLines.of(line, text)))
     for scores, where, _ in log.groups:
         named = ", ".join(f"{name} {value:.3g}" for name, value in scores.items() if not name.endswith(":std"))
         yield Fact(id="scores", title="Scores by group", text=named, cites=cite(where))
@@ -115,13 +110,9 @@ def _table(id: str, title: str, columns: Iterable[str], rows: Iterable[Iterable[
     return FactTable(id=id, title=title, columns=tuple(columns), rows=tuple(map(tuple, rows)), note=note)
 
 
-def _test(log: Log, index: int) -> str:
-    return log.tests[index].id.rpartition("::")[2] if index >= 0 else "–"
-
-
 def _tables(log: Log) -> Iterable[FactTable]:
     tests = [
-        (_test(log, index), test.outcome or "not stated", _duration(test), f"{test.line}–{test.outcome_line or '?'}")
+        (log.name_of(index), test.outcome or "not stated", _duration(test), f"{test.line}–{test.outcome_line or '?'}")
         for index, test in enumerate(log.tests[:_SHOWN])
     ]
     note = ", ".join(f"{count} {outcome}" for outcome, count in log.outcomes.items())
@@ -141,7 +132,8 @@ def _tables(log: Log) -> Iterable[FactTable]:
     arguments = [(name, *(one_line(value, 60) for value in values)) for name, values in differing]
     yield _table("arguments", "Arguments that differ between the servers", columns, arguments, note)
     metrics = [
-        (metric.name, f"{metric.value:g}", _test(log, metric.test), str(metric.line)) for metric in log.metrics[:_SHOWN]
+        (metric.name, f"{metric.value:g}", log.name_of(metric.test, "–"), str(metric.at.first))
+        for metric in log.metrics[:_SHOWN]
     ]
     yield _table("metrics", "Metrics", ("metric", "value", "test", "line"), metrics)
     figures = [(title, name, value, str(line)) for title, rows in log.blocks[:_SHOWN] for name, value, line in rows]
@@ -150,8 +142,6 @@ def _tables(log: Log) -> Iterable[FactTable]:
 
 
 def _duration(test: Test) -> str:
-    if test.seconds is not None:
-        return f"{test.seconds:g}"
     return f"about {seconds_between(test.began, test.ended):.0f}" if test.began and test.ended else "not stated"
 
 
@@ -159,7 +149,7 @@ def _server(log: Log, server: Server) -> tuple[str, ...]:
     cached = server.cached_tokens / max(1, server.new_tokens + server.cached_tokens)
     counts = (server.prefills.count, server.sequences, server.new_tokens, server.cached_tokens)
     return (
-        str(server.number), server.backend, _test(log, server.test), *(f"{count:,}" for count in counts),
+        str(server.number), server.backend, log.name_of(server.test, "–"), *(f"{count:,}" for count in counts),
         percent(cached) if server.prefills.count else "–", f"{server.decodes.count:,}",
         f"{server.throughput:,.1f}" if server.throughput else "–", f"{server.answered.count:,}", str(server.line),
     )  # fmt: skip

@@ -148,10 +148,7 @@ _SUMMARY = (
      r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)"
      r"(?: - (?P<why>.*)|:? .*)?"),
 )  # fmt: skip
-_DURATIONS = (
-    # 99.12s call     test/test_x.py::TestX::test_mmlu
-    ("duration", r"(?P<seconds>[\d.]+)s (?P<phase>call|setup|teardown) +(?P<id>\S+)|\(\d+ durations < [\d.]+s hidden\..*\)"),
-)  # fmt: skip
+_DURATIONS = (("quiet", r"[\d.]+s (?:call|setup|teardown) +\S+|\(\d+ durations < [\d.]+s hidden\..*\)"),)
 # test_eval.py::test_mmlu
 _WARNINGS = (("quiet", r"\S+\.py:\d+|\S+::\S+|\S+\.py: \d+ warnings?|  \S.*|    .*|  "),)
 _ROWS = (

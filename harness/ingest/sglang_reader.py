@@ -210,7 +210,7 @@ class _LogReader:
         self.log.commands.append(CitedLines.of(number, match[1]))
 
     def _take_number(self, number: int, match: re.Match[str]) -> None:
-        self.log.metrics.append(LogMetric(match[1], float(match[2]), number, match[0], self._test))
+        self.log.metrics.append(LogMetric(match[1], float(match[2]), CitedLines.of(number, match[0]), self._test))
 
     def _take_scores(self, number: int, match: re.Match[str]) -> None:
         scores = {name: float(value) for name, value in _SCORE.findall(match[0])}
@@ -221,7 +221,7 @@ class _LogReader:
             self.log.answer_limit = (int(limit[1]), CitedLines.of(number, match[0]))
 
     def _take_outcome(self, number: int, match: re.Match[str]) -> None:
-        """Take a printed outcome: of the test that is open, if there is just one."""
+        """Take a printed outcome: of the test that is open, if there is just one; of several, it is of none."""
         word = (match["outcome"] or "").partition(" ")[0].lower()
         if match.groupdict().get("id"):
             self._start_test(number, match["id"])
@@ -231,10 +231,7 @@ class _LogReader:
         if len(self._open) == 1:
             test = self.log.tests[self._open[0]]
             test.outcome, test.outcome_line, test.ended = _WORDS.get(word, word), number, self._time
-        else:
-            self.log.loose_outcomes.see(number, match[0])
-        if len(self._open) == 1 or self.log.loose_outcomes.count >= len(self._open):
-            self._open = []
+        self._open = []
 
     def _start_test(self, number: int, name: str) -> None:
         self._open.append(len(self.log.tests))
@@ -337,11 +334,6 @@ class _LogReader:
         test = self.log.tests[index]
         if not test.outcome:
             test.outcome, test.outcome_line = match["outcome"].lower(), number
-
-    def _take_duration(self, number: int, match: re.Match[str]) -> None:
-        index = self.log.ids.get(match["id"] or "")
-        if index is not None and match["phase"] == "call":
-            self.log.tests[index].seconds = float(match["seconds"])
 
 
 def seconds_between(earlier: str, later: str) -> float:

@@ -52,7 +52,7 @@ def _recognises(source: SourceFile) -> bool:
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one."""
-    path, reading = source.path, ReadResults(unit="example")
+    path, reading = source.path, ReadResults(source, "example")
     report = path if path.suffix == ".html" else path.with_suffix(".html")
     written = read_object(path if path.suffix == ".json" else path.with_suffix(".json"))
     scored = [score] if isinstance(score := written.get("score"), (int, float)) else []

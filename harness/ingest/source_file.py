@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
 
 from assay.harness.errors import UsageError
-from assay.harness.files import file_hash
 from assay.harness.reading import regular_file
 
 # Bytes from which a format is recognised.
 _HEAD_BYTES = 1 << 16
-# What Python decodes a byte to that is not UTF-8.
-_FOREIGN = re.compile("[\udc80-\udcff]")
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -79,10 +75,6 @@ class SourceFile:
         note = f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.first_foreign})"
         return (note,) if self.foreign else ()
 
-    def sha256(self) -> str:
-        """Hash the whole file, in hexadecimal; "" for a folder, a pipe or a device."""
-        return file_hash(self.path) if self.path.is_file() else ""
-
     def is_copy_of(self, other: SourceFile) -> bool:
         """Return True if both hold the same bytes: two files, or all files of two folders by their names."""
         mine, theirs = self._files, other._files
@@ -92,21 +84,14 @@ class SourceFile:
         """Yield the lines in order with their numbers from 1, as an editor and ``grep -n`` count.
 
         A line has no line end. A lone carriage return stays: a progress bar rewrites its line.
-        Bytes that do not decode are read as Windows-1252, and their lines are counted.
+        Bytes that do not decode are replaced, and their lines are counted.
         """
         self.foreign = self.first_foreign = 0
-        errors = "surrogateescape" if self.encoding == "utf-8" else "replace"
-        with self.path.open(encoding=self.encoding, errors=errors, newline="\n") as file:
+        with self.path.open(encoding=self.encoding, errors="replace", newline="\n") as file:
             for number, text in enumerate(file, 1):
-                if not text.isascii() and _FOREIGN.search(text):
-                    text = _FOREIGN.sub(lambda match: bytes([ord(match[0]) - 0xDC00]).decode("cp1252", "replace"), text)
+                if not text.isascii() and "\ufffd" in text:
                     self.foreign += 1
                     self.first_foreign = self.first_foreign or number
                 if number == 1:
                     text = text.removeprefix("\ufeff")
                 yield number, text.removesuffix("\n").removesuffix("\r")
-
-    def count_lines(self) -> int:
-        """Count its lines; the last may lack its end."""
-        with self.path.open("rb") as raw:
-            return sum(1 for _ in raw)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from filecmp import cmp
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from assay.harness.errors import EvidenceError
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import LISTED, CellAt, ComparedTensors, Comparison, TensorRow
 from assay.harness.ingest.tensor_files import StoredTensor, open_dump, other_files
-from assay.harness.ingest.tensor_layout import Layout, ModelHeads, layout_of
+from assay.harness.ingest.tensor_layout import Layout, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
 from assay.harness.statement import Statement, state
+
+if TYPE_CHECKING:
+    from assay.harness.engines.model import ModelShape
 
 # Largest share of cells with NaN on both sides that is no gap.
 _MOST_NAN = 0.1
@@ -45,7 +48,7 @@ class TensorRule:
     """
 
     tolerance: float | None = None
-    model: ModelHeads | None = None
+    model: ModelShape | None = None
     axes: str = ""
 
     @property
@@ -60,24 +63,26 @@ class _Compared:
 
     Attributes:
         a: the first pass of A.
-        b: the first pass of B.
         shape: of both, passes put together.
         layout: how the shape was read.
         passes: how many were put together in order, of A and of B.
+        names: keys of the first passes.
     """
 
     a: StoredTensor
-    b: StoredTensor
     cells: Cells
     bound: float | None
     bytes: int
     shape: tuple[int, ...]
     layout: Layout
     passes: tuple[int, int]
+    names: tuple[str, str]
 
-    def at(self, cell: TensorCell) -> CellAt:
+    def at(self, cell: TensorCell | None) -> CellAt | None:
         """Place a cell in the dump."""
-        place = self.a.place
+        if cell is None:
+            return None
+        place = self.a
         return CellAt(
             tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, **self.named(cell),
             error=_error(cell.error), bound=self.bound,
@@ -115,17 +120,17 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
     every = [pair for pair in made if isinstance(pair, _Compared)]
     problems += [_nan([pair]) for pair in every if pair.cells.nan > _MOST_NAN * pair.cells.total]
     full = [pair for pair in every if pair.bytes and pair.cells.total > pair.cells.nan]
-    changed = [(pair, pair.cells.worst) for pair in full if pair.cells.worst is not None]
-    bad = [(pair, pair.cells.first) for pair in full if pair.cells.first is not None]
-    worst = max(changed, key=lambda change: change[0].badness, default=None)
+    changed = [pair for pair in full if pair.cells.worst]
+    bad = [pair for pair in full if pair.cells.first]
+    worst = max(changed, key=lambda pair: pair.badness, default=None)
     return Comparison(
         verdict="regression" if bad else "inconclusive" if problems or not full else "pass",
         created=timestamp(), kind="tensors", why=_why(full, bad, problems, rule.exact), a=read_a, b=read_b,
         tensors=ComparedTensors(
             exact=rule.exact, pairs=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
             differing=len(bad), empty=sum(not pair.bytes for pair in every), bytes=sum(pair.bytes for pair in full),
-            seconds=time.monotonic() - started, first=bad[0][0].at(bad[0][1]) if bad else None,
-            worst=worst[0].at(worst[1]) if worst else None, tensors=tuple(_row(*pair) for pair in changed[:LISTED]),
+            seconds=time.monotonic() - started, first=bad[0].at(bad[0].cells.first) if bad else None,
+            worst=worst.at(worst.cells.worst) if worst else None, tensors=tuple(map(_row, changed[:LISTED])),
             not_compared=tuple(problems[:LISTED]), not_compared_count=len(problems), grids=tuple(_grids(full)),
         ),
     )  # fmt: skip
@@ -147,36 +152,27 @@ def _nan(pairs: Sequence[_Compared]) -> Statement:
 
 
 def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[_Pair], list[Statement]]:
-    mine, theirs = ({tensor.key: tensor for tensor in tensors} for tensors in (a, b))
-    if (
-        not mine.keys() & theirs.keys() and len(mine) == len(theirs) == 1
-    ):  # they were named, whatever they call themselves
+    """Pair tensors by their keys; passes of a series with other keys, as of a forward beside prefill and decode, by rows."""
+    mine, theirs = _series(a), _series(b)
+    if len(a) == len(b) == 1 and a[0].key != b[0].key:  # they were named, whatever they call themselves
         return [(a, b)], []
-    # One forward of a text and its generation, a pass for the prompt and one for each token, have the same rows in other passes.
-    passes_a, passes_b = _passes(a), _passes(b)
-    joined = {
-        series
-        for series in passes_a.keys() & passes_b.keys()
-        if {tensor.key for tensor in passes_a[series]} != {tensor.key for tensor in passes_b[series]}
-    }
-    pairs: list[_Pair] = [(passes_a[series], passes_b[series]) for series in passes_a if series in joined]
-    pairs += [
-        ([tensor], [theirs[key]]) for key, tensor in mine.items() if key in theirs and tensor.series not in joined
-    ]
-    pairs.sort(key=lambda pair: pair[0][0].place.depth)
-    return pairs, [
-        state("tensor-in-one", side=side, tensor=key)
-        for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
-        for key in these
-        if key not in those and these[key].series not in joined
-    ]
+    pairs, problems = list[_Pair](), list[Statement]()
+    for series in dict.fromkeys((*mine, *theirs)):
+        of_a, of_b = mine.get(series, {}), theirs.get(series, {})
+        if of_a and of_b and of_a.keys() != of_b.keys():
+            pairs.append(([*of_a.values()], [*of_b.values()]))
+            continue
+        pairs += [([of_a[key]], [of_b[key]]) for key in of_a if key in of_b]
+        problems += [state("tensor-in-one", side="A", tensor=key) for key in of_a if not of_b]
+        problems += [state("tensor-in-one", side="B", tensor=key) for key in of_b if not of_a]
+    return sorted(pairs, key=lambda pair: pair[0][0].depth), problems
 
 
-def _passes(tensors: Sequence[StoredTensor]) -> dict[str, list[StoredTensor]]:
-    """Return the passes of each series of a dump, in order."""
-    series: dict[str, list[StoredTensor]] = {}
-    for tensor in sorted(tensors, key=lambda tensor: tensor.place.step):
-        series.setdefault(tensor.series, []).append(tensor)
+def _series(tensors: Sequence[StoredTensor]) -> dict[str, dict[str, StoredTensor]]:
+    """Return the passes of each series of a dump by their keys, in order."""
+    series: dict[str, dict[str, StoredTensor]] = {}
+    for tensor in sorted(tensors, key=lambda tensor: tensor.step):
+        series.setdefault(tensor.series, {})[tensor.key] = tensor
     return series
 
 
@@ -209,27 +205,26 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
             bound = rule.tolerance
             stored = None
             if bound is None:
-                tensor_a, tensor_b = (_bits_of_cache(a.place.name, each) for each in (tensor_a, tensor_b))
+                if _CACHE.search(a.name):  # of which a step is one in other 8-bit floats too
+                    both = ((each, each.dtype == torch.uint8) for each in (tensor_a, tensor_b))
+                    tensor_a, tensor_b = (each.view(torch.float8_e4m3fn) if bits else each for each, bits in both)
                 stored = _stored(tensor_a.dtype, tensor_b.dtype)
                 bound = max(map(_default_bound, [stored] if stored else map(_grid, (tensor_a, tensor_b))))
             bound = None if rule.exact else bound
             shape = tuple(tensor_a.shape)
-            layout = layout_of(a.place.name, shape, rule.model, rule.axes, rows)
+            layout = layout_of(a.name, shape, rule.model, rule.axes, rows)
             # A tolerance of the user's is one of cells; in what rounding explains, no factor is.
             cells = compare_cells(tensor_a, tensor_b, layout, bound, stored, bound if rule.tolerance else None)
             bytes_ = tensor_a.nbytes + tensor_b.nbytes
-            return _Compared(a, b, cells, bound, bytes_, shape, layout, (len(of_a), len(of_b)))
+            return _Compared(a, cells, bound, bytes_, shape, layout, (len(of_a), len(of_b)), (a.key, b.key))
     except EvidenceError as error:
         return state("tensors-not-read", said=error.found)
 
 
-def _row(compared: _Compared, worst: TensorCell) -> TensorRow:
-    cells = compared.cells
-    first = compared.at(cells.first) if cells.first else None
-    return TensorRow(
-        cells=cells.total, out_of_bounds=cells.differing, not_finite=cells.nonfinite, max_abs=_error(cells.max_abs),
-        first=first, worst=compared.at(worst),
-    )  # fmt: skip
+def _row(pair: _Compared) -> TensorRow:
+    first, worst = pair.at(pair.cells.first), pair.at(pair.cells.worst)
+    assert worst is not None  # it differs
+    return TensorRow(cells=pair.cells.total, out_of_bounds=pair.cells.differing, first=first, worst=worst)
 
 
 def _error(value: float) -> OwnError:
@@ -237,27 +232,23 @@ def _error(value: float) -> OwnError:
 
 
 def _why(
-    compared: Sequence[_Compared],
-    bad: Sequence[tuple[_Compared, TensorCell]],
-    problems: Sequence[Statement],
-    exact: bool,
+    compared: Sequence[_Compared], bad: Sequence[_Compared], problems: Sequence[Statement], exact: bool
 ) -> tuple[Statement, ...]:
     if not compared:
         return (state("no-tensor-compared", why=list(problems[:1])),)
-    most = max(compared, key=lambda pair: sum(pair.passes)).passes
+    most = max((pair.passes for pair in compared), key=sum)
     joined = [state("passes-in-order", a=most[0], b=most[1])] if sum(most) > 2 else []
     if nan := [pair for pair in compared if pair.cells.nan]:
         joined.append(_nan(nan))
-    if bad:
-        first, cell = bad[0]
-        place, layout = first.a.place, first.layout
+    if bad and (cell := bad[0].cells.first):
+        first, place, layout = bad[0], bad[0].a, bad[0].layout
         differ = state(
             "tensors-differ", differing=len(bad), compared=len(compared), layer=place.layer, boundary=place.boundary,
             name=place.name, step=place.step, **first.named(cell),
         )  # fmt: skip
         read = state("layout", shape=first.shape, axes=layout.axes, either=layout.either)
         return differ, *joined, *([] if layout.known or len(first.shape) < 3 else [read])
-    names = compared[0].a.key, compared[0].b.key
+    names = compared[0].names
     return state("tensors-equal", compared=len(compared), exact=exact, names=names, not_compared=len(problems)), *joined
 
 
@@ -265,8 +256,8 @@ def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
     """Yield the worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
     layered: dict[str, dict[int, list[_Compared]]] = {}
     for pair in compared:
-        if pair.a.place.layer is not None:
-            layered.setdefault(pair.a.place.boundary, {}).setdefault(pair.a.place.layer, []).append(pair)
+        if pair.a.layer is not None:
+            layered.setdefault(pair.a.boundary, {}).setdefault(pair.a.layer, []).append(pair)
     for boundary, layers in layered.items():
         heads = max(tensor.cells.by_head.size for tensors in layers.values() for tensor in tensors)
         rows = sorted(layers.items())
@@ -329,11 +320,6 @@ def _grid(tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
-def _bits_of_cache(name: str, tensor: Tensor) -> Tensor:
-    """Return bytes of a KV cache as float8_e4m3fn, of which a step is one in other 8-bit floats too; other tensors as they are."""
-    return tensor.view(torch.float8_e4m3fn) if tensor.dtype == torch.uint8 and _CACHE.search(name) else tensor
-
-
 def _stored(*dtypes: torch.dtype) -> torch.dtype | None:
     """Return the coarsest of the 8-bit floats with a mantissa among dtypes; None if there is none."""
     floats = [dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize == 1 and dtype not in _EXACT]
@@ -373,8 +359,6 @@ class Cells:
         first: the first of them by place in the batch, token and head; None if there is none.
         worst: the largest error of any cell; None if no bit differs.
         by_head: float64 [heads], the largest error of each head, NaN if one side is not finite; [1] without heads.
-        nonfinite: cells in which one side is not finite and the other differs.
-        max_abs: largest absolute difference in the worst cell.
         nan: cells of which every element is NaN on both sides, which shows nothing.
     """
 
@@ -383,8 +367,6 @@ class Cells:
     first: TensorCell | None
     worst: TensorCell | None
     by_head: NDArray[np.float64]
-    nonfinite: int
-    max_abs: float
     nan: int = 0
 
 
@@ -408,7 +390,7 @@ def compare_cells(
     """
     rows = math.prod(layout.lead)
     heads = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1
-    equal = Cells(0, rows, None, None, np.zeros(heads), 0, 0.0)
+    equal = Cells(0, rows, None, None, np.zeros(heads))
     if not a.numel():  # nothing to compare, however many rows of no elements a damaged header states
         return equal
     a, b = (each.resolve_conj().resolve_neg().contiguous().view(rows, layout.dim) for each in (a, b))
@@ -446,7 +428,7 @@ def compare_cells(
         ratios = _by_column(a, b, layout, bound, bound / _ROUNDINGS if factor is None else factor)
         errors = torch.maximum(errors, (ratios * bound).float())  # a NaN stays
         out |= ratios > 1
-    return replace(_summary(a, b, layout, errors.numpy(), out.numpy()), nan=nan)
+    return replace(_summary(layout, errors.numpy(), out.numpy()), nan=nan)
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -567,32 +549,21 @@ def _factor(product: Tensor, square: Tensor, steps: Tensor) -> Tensor:
     return product.abs() / (_FACTOR * square + 2 * steps.sqrt()).clamp(min=1e-300)
 
 
-def _summary(a: Tensor, b: Tensor, layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
+def _summary(layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
     """Summarise `errors` and `out` (which cells are out of bounds): [rows], in the order of the tensor."""
     axes = "".join(sorted(layout.axes, key="bth".index))
     order = [layout.axes.index(letter) for letter in axes]
-    by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors, out))
-    count, ranked = int(out.sum()), _ranked(errors)
-    row = int(ranked.argmax())
+    by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors.astype(np.float64), out))
+    # A NaN is worse than an infinite ratio.
+    finite = np.nan_to_num(by_place, nan=0.0, posinf=np.finfo(np.float64).max)
+    ranked = np.where(np.isnan(by_place), np.inf, finite)
+
+    def cell(flat: np.intp) -> TensorCell:
+        at = dict(zip(axes, map(int, np.unravel_index(flat, by_place.shape)), strict=True))
+        return TensorCell(at.get("b"), at.get("t"), at.get("h"), float(by_place.reshape(-1)[flat]))
+
     heads_last = by_place if "h" in axes else by_place[..., None]
-    apart = _apart(a[row], b[row], torch.float64)
     return Cells(
-        differing=count,
-        total=errors.size,
-        first=_cell(by_place, axes, int(out_by_place.reshape(-1).argmax())) if count else None,
-        worst=_cell(by_place, axes, int(_ranked(by_place).argmax())),
-        by_head=heads_last.reshape(-1, heads_last.shape[-1]).astype(np.float64).max(0),  # NaN wins
-        nonfinite=int(np.isnan(errors).sum()),
-        max_abs=float(apart.max()) if apart.numel() else 0.0,
-    )
-
-
-def _ranked(errors: NDArray[Any]) -> NDArray[Any]:
-    """Rank errors: a NaN is worse than an infinite ratio."""
-    finite = np.nan_to_num(errors.astype(np.float64), nan=0.0, posinf=np.finfo(np.float64).max)
-    return np.where(np.isnan(errors), np.inf, finite).reshape(-1)
-
-
-def _cell(errors: NDArray[Any], axes: str, flat: int) -> TensorCell:
-    at = dict(zip(axes, (int(i) for i in np.unravel_index(flat, errors.shape)), strict=True)) if axes else {}
-    return TensorCell(at.get("b"), at.get("t"), at.get("h"), float(errors.reshape(-1)[flat]))
+        differing=int(out.sum()), total=errors.size, first=cell(out_by_place.argmax()) if out.any() else None,
+        worst=cell(ranked.argmax()), by_head=heads_last.reshape(-1, heads_last.shape[-1]).max(0),  # NaN wins
+    )  # fmt: skip

@@ -24,7 +24,7 @@ from torch import Tensor
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.tensor_layout import Place, place_of
+from assay.harness.ingest.tensor_layout import depth_of, place_of
 from assay.harness.reading import reading, regular_file
 from assay.harness.text import ranges
 
@@ -41,17 +41,28 @@ class StoredTensor:
 
     Attributes:
         key: its name, behind the path of its file within the folder; the same for the same tensor of another dump.
-        place: where in the model it was taken.
         series: its key without the number of its pass; the same in all passes of a dump.
         path: its file.
         map: gives the tensor, mapped where the format allows it.
+        step: number of the forward pass; 0 if passes are not counted.
+        layer: see `place_of`, as of the next two.
+        boundary: such as "attention".
+        name: without its layer, for example "self_attn.attn.output".
     """
 
     key: str
-    place: Place
     series: str
     path: Path
     map: Callable[[], Tensor]
+    step: int
+    layer: int | None
+    boundary: str
+    name: str
+
+    @property
+    def depth(self) -> tuple[int, ...]:
+        """Sort key: pass, layer, boundary."""
+        return self.step, *depth_of(self.layer, self.boundary)
 
 
 def _tensor_files(path: Path) -> list[Path]:
@@ -100,23 +111,22 @@ def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
         inside = "" if path == file else f"{file.relative_to(path)}/"
         # A folder of passes has a file for each: pass_3.safetensors.
         numbered = re.search(r"(\d+)$", file.stem) if inside else None
+        series = inside.removesuffix("/").removesuffix(file.suffix).rstrip("0123456789")
         try:
             with reading(file, "tensor file"):
                 for name, mapped in _entries(file):
-                    place = place_of(name, int(numbered[1]) if numbered else 0)
-                    series = f"{inside.removesuffix('/').removesuffix(file.suffix).rstrip('0123456789')}/{name}"
-                    tensors.append(StoredTensor(f"{inside}{name}", place, series, file, mapped))
+                    step, place = int(numbered[1]) if numbered else 0, place_of(name)
+                    tensors.append(StoredTensor(f"{inside}{name}", f"{series}/{name}", file, mapped, step, *place))
         except EvidenceError as error:
             refused.append(error)
     if not tensors:
-        nothing = EvidenceError(f"{path} holds no tensor.", "a file with tensors", "save them again")
-        raise refused[-1] if refused else nothing
+        raise (refused or [EvidenceError(f"{path} holds no tensor.", "a file with tensors", "save them again")])[-1]
     read = FileRead(
         path=str(path), format=READER.id, title=_TITLE, bytes=sum(file.stat().st_size for file in files), sha256="",
         unit="tensor", lines=len(tensors) + len(refused), read=len(tensors), unread=len(refused),
         notes=tuple(error.found for error in refused),
     )  # fmt: skip
-    return read, sorted(tensors, key=lambda tensor: tensor.place.depth)
+    return read, sorted(tensors, key=lambda tensor: tensor.depth)
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -163,19 +173,18 @@ def _loaded_torch(file: Path) -> dict[str, Tensor]:
         why = str(error).split("\n")[0][:200]
         do = "save tensors in plain dicts and lists, or as safetensors; assay runs no code from a file"
         raise EvidenceError(f"{file} holds more than tensors in plain containers: {why}", "tensors only", do) from None
-    held = dict(leaves)
-    if twice := [name for name, count in Counter(name for name, _ in leaves).items() if count > 1]:
-        raise EvidenceError(
-            f"{file} holds two tensors named {twice[0]}.", "a name for each", "rename one, and save again"
-        )
+    held: dict[str, Tensor] = {}
     for name, tensor in leaves:
+        if name in held:
+            raise EvidenceError(
+                f"{file} holds two tensors named {name}.", "a name for each", "rename one, and save again"
+            )
         # A meta, sparse or expanded tensor stands for more numbers than the file holds.
         if tensor.layout != torch.strided or tensor.is_meta or tensor.nbytes > file.stat().st_size:
-            raise EvidenceError(
-                f"{name} in {file} is not a dense tensor.", "all of its numbers in the file", "save .contiguous()"
-            )
-        if tensor.is_quantized:  # its integers alone do not tell its scale
-            held[name] = tensor.dequantize()
+            says = f"{name} in {file} is not a dense tensor."
+            raise EvidenceError(says, "all of its numbers in the file", "save .contiguous()")
+        # The integers of a quantized tensor alone do not tell its scale.
+        held[name] = tensor.dequantize() if tensor.is_quantized else tensor
     return held
 
 
@@ -195,15 +204,15 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def _read(source: SourceFile) -> FileDocument:
     """List its tensors, for ``assay ingest``."""
     file, tensors = open_dump(source.path)
-    layers = {tensor.place.layer for tensor in tensors if tensor.place.layer is not None}
-    passes = {tensor.place.step for tensor in tensors}
+    layers = {tensor.layer for tensor in tensors if tensor.layer is not None}
+    passes = {tensor.step for tensor in tensors}
     says = f"{len(tensors):,} tensors, {file.bytes / 1e6:,.1f} MB, {len(passes):,} passes"
     facts = (
         Fact(id="tensors", title="Tensors", text=says),
         Fact(id="layers", title="Layers", text=ranges(layers)),
         Fact(id="next", title="What to do with it", text="assay compare A B names the first difference of two of them"),
     )
-    counts = Counter(tensor.place.boundary for tensor in tensors)
+    counts = Counter(tensor.boundary for tensor in tensors)
     rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
     table = FactTable(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)
     return FileDocument(file=file, facts=facts, tables=(table,))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from assay.harness.errors import UsageError
-from assay.harness.reading import whole_file
+
+if TYPE_CHECKING:
+    from assay.harness.engines.model import ModelShape
 
 _LAYER = re.compile(r"(?:^|[._])(?:layers?|blocks?|h)[._](\d+)(?=[._]|$)")
 # Boundaries by the first pattern that a name matches: "attn" is in the names of projections too, so it comes late.
@@ -33,35 +32,20 @@ _DEPTH = (
 _SIDES = re.compile(r"(?:^|[._])(q|k|v|query|key|value)(?:[._]|$)")
 
 
-@dataclass(frozen=True)
-class Place:
-    """The place in a forward pass where a tensor was taken.
+def place_of(name: str) -> tuple[int | None, str, str]:
+    """Return the layer, the boundary and the rest of the name of a tensor, such as "model.layers.3.self_attn.attn".
 
-    Attributes:
-        step: number of the forward pass; 0 if passes are not counted.
-        layer: None for what lies outside of the layers.
-        boundary: such as "attention", "o_proj", "mlp"; "other" if the name does not tell.
-        name: the name without its layer, for example "self_attn.attn.output".
+    The layer is None for what lies outside of the layers; the boundary, such as "o_proj", is "other" if the name does not tell.
     """
-
-    step: int
-    layer: int | None
-    boundary: str
-    name: str
-
-    @property
-    def depth(self) -> tuple[int, int, int]:
-        """Sort key: pass, layer, boundary. No file keeps the order of execution."""
-        depth = _DEPTH.index(self.boundary) if self.boundary in _DEPTH else len(_DEPTH)
-        layer = self.layer if self.layer is not None else (-1 if self.boundary == "embedding" else 1 << 30)
-        return self.step, layer, depth
-
-
-def place_of(name: str, step: int = 0) -> Place:
-    """Return the place that the name of a module or a tensor stands for, such as "model.layers.3.self_attn.attn"."""
     match = _LAYER.search(name)
     rest = (name[match.end() :].lstrip("._") or "layer") if match else name
-    return Place(step, int(match[1]) if match else None, _boundary_of(rest), rest)
+    return int(match[1]) if match else None, _boundary_of(rest), rest
+
+
+def depth_of(layer: int | None, boundary: str) -> tuple[int, int]:
+    """Return the rank of a place: layer, then boundary. No file keeps the order of execution."""
+    outside = -1 if boundary == "embedding" else 1 << 30
+    return outside if layer is None else layer, _DEPTH.index(boundary) if boundary in _DEPTH else len(_DEPTH)
 
 
 def _boundary_of(name: str) -> str:
@@ -84,36 +68,6 @@ def _has_heads(name: str) -> bool:
 _AXES = "bthd"
 
 
-@dataclass(frozen=True)
-class ModelHeads:
-    """Heads of a model, from its ``config.json`` (transformers' names): `heads` of q, `kv_heads` of k and v."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-    @classmethod
-    def of(cls, folder: Path) -> ModelHeads:
-        """Read it from a model's folder.
-
-        Raises:
-            UsageError: there is no ``config.json``, or it does not name the heads.
-        """
-        path = folder if folder.is_file() else folder / "config.json"
-        try:
-            config: dict[str, Any] = json.loads(whole_file(path))
-            config = config.get("text_config", config)
-            heads = int(config["num_attention_heads"])
-            head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-            return cls(heads, int(config.get("num_key_value_heads") or heads), head_dim)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{path} does not state a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
-                "a model's folder with config.json, as Hugging Face writes it",
-                "give another --model",
-            ) from None
-
-
 class Layout(NamedTuple):
     """The meaning of a tensor's leading dimensions. Its last dimension is summed over, per cell.
 
@@ -133,7 +87,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(
-    name: str, shape: Sequence[int], model: ModelHeads | None = None, axes: str = "", rows: int | None = None
+    name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "", rows: int | None = None
 ) -> Layout:
     """Infer how to read a tensor.
 
@@ -159,7 +113,7 @@ def layout_of(
 
     def fits(lead: str) -> bool:
         """Return True if the heads of the model are where a layout has them."""
-        counts = (model.heads, model.kv_heads) if model and heads else ()
+        counts = (model.q_heads, model.kv_heads) if model and heads else ()
         split = sizes[lead.index("h")] if "h" in lead else 0
         return any((dim, split) in ((model.head_dim, count), (count * model.head_dim, 0)) for count in counts if model)
 

@@ -27,8 +27,7 @@ _MOST_COMPARED = 5_000_000
 
 def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
     """Compare two traces, as far as they can be."""
-    notes: list[Statement] = []
-    differences = list(_differences(a, b, notes))
+    differences = list(_differences(a, b))
     unread = [(side.file.path, side.file.unread) for side in (a, b) if side.file.unread]
     empty = [side for side in (a, b) if not any(segment.steps for track in side.tracks for segment in track.segments)]
     verdict: Verdict = "inconclusive"
@@ -50,7 +49,7 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
         alike[each.where, str(each.a), str(each.b)].append(each)
     kinds = tuple(first.model_copy(update={"count": 1 + len(others)}) for first, *others in alike.values())
     return Comparison(
-        verdict=verdict, created=timestamp(), kind="trace", why=(why,), a=a.file, b=b.file, notes=tuple(notes),
+        verdict=verdict, created=timestamp(), kind="trace", why=(why,), a=a.file, b=b.file,
         trace=ComparedTraces(
             differences=len(differences), kinds=kinds[:_KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN),
             timelines=(timeline(a), timeline(b)),
@@ -63,12 +62,12 @@ def _differ(where: str, a: Statement | None, b: Statement | None, lines: tuple[i
     return TraceDifference(where=where, a=a, b=b, count=1, lines=lines)
 
 
-def _differences(a: StepTrace, b: StepTrace, notes: list[Statement]) -> Iterator[TraceDifference]:
+def _differences(a: StepTrace, b: StepTrace) -> Iterator[TraceDifference]:
     """Yield all differences, in the order of the traces: the setup, then the requests, matched by their order."""
-    yield from _of_segments("the engine", a.setup, b.setup, notes)
+    yield from _of_segments("the engine", a.setup, b.setup)
     for ours, theirs in zip_longest(a.tracks, b.tracks):
         if ours is not None and theirs is not None:
-            yield from _of_tracks(ours, theirs, notes)
+            yield from _of_tracks(ours, theirs)
         else:
             only = ours or theirs
             yield _only(only.name, _does("is"), ours is not None, only.segments[0].first if only.segments else 0, 0)
@@ -79,17 +78,13 @@ def _only(where: str, has: Statement, left: bool, at: int, after: int) -> TraceD
     return _differ(where, has, None, (at, after)) if left else _differ(where, None, has, (after, at))
 
 
-def _of_tracks(a: Track, b: Track, notes: list[Statement]) -> Iterator[TraceDifference]:
+def _of_tracks(a: Track, b: Track) -> Iterator[TraceDifference]:
     ours, theirs = ([(segment.kind, segment.steps) for segment in track.segments] for track in (a, b))
-    blocks = _aligned(ours, theirs)
-    if blocks is None:
-        notes.append(state("segments-not-aligned", request=a.name))
-        blocks = [(0, len(ours), 0, len(theirs))]
-    for a1, a2, b1, b2 in blocks:
+    for a1, a2, b1, b2 in _aligned(ours, theirs):
         for left, right in zip_longest(a.segments[a1:a2], b.segments[b1:b2]):
             if left is not None and right is not None:
                 if (left.kind, left.steps) != (right.kind, right.steps):
-                    yield from _of_segments(a.name, left, right, notes)
+                    yield from _of_segments(a.name, left, right)
                 continue
             only, beside = (left, b.segments[:b2]) if left else (right, a.segments[:a2])
             has = state("one-more-segment", kind=only.kind, steps=len(only.steps))
@@ -98,18 +93,15 @@ def _of_tracks(a: Track, b: Track, notes: list[Statement]) -> Iterator[TraceDiff
         yield _of_answers(a, b)
 
 
-def _of_segments(name: str, a: Segment, b: Segment, notes: list[Statement]) -> Iterator[TraceDifference]:
+def _of_segments(name: str, a: Segment, b: Segment) -> Iterator[TraceDifference]:
     where = f"{name}, {a.kind}"
-    blocks = _aligned(a.steps, b.steps)
-    if blocks is None:
-        first = next(i for i, (x, y) in enumerate(zip_longest(a.steps, b.steps)) if x != y)
-        notes.append(state("steps-not-aligned", request=name, kind=a.kind, lines=(a.first, b.first)))
-        blocks = [(first, first + 1, first, first + 1)]
     if a.kind != b.kind and a.steps == b.steps:
         yield _differ(where, _does("is-in", a.kind), _does("is-in", b.kind), (a.first, b.first))
-    for a1, a2, b1, b2 in blocks:
+    for a1, a2, b1, b2 in _aligned(a.steps, b.steps):
         for i, j in zip_longest(range(a1, a2), range(b1, b2)):
             (ours, at), (theirs, there) = _step(a, a2, i), _step(b, b2, j)
+            if ours is not None and theirs is not None and ours.step == theirs.step:
+                continue
             right = _of_line(theirs)
             if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
                 right = _does(_ONE[theirs.name][1])
@@ -146,14 +138,14 @@ def _of_answers(a: Track, b: Track) -> TraceDifference:
     return _differ(f"{a.name}, answer", says[0], says[1], lines)
 
 
-def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int, int, int]] | None:
-    """List what differs between two sequences, as a[a1:a2] in place of b[b1:b2]; None if they differ too much to be aligned."""
+def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int, int, int]]:
+    """List what differs between two sequences, as a[a1:a2] in place of b[b1:b2]; all of it if that is too much."""
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     most = min(len(a), len(b)) - start
     end = next((i for i in range(most) if a[-1 - i] != b[-1 - i]), most)
     ours, theirs = a[start : len(a) - end], b[start : len(b) - end]
     counts = Counter(theirs)
     if sum(counts[item] for item in ours) > _MOST_COMPARED:
-        return None
+        return [(start, len(a) - end, start, len(b) - end)]
     blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
     return [(start + a1, start + a2, start + b1, start + b2) for tag, a1, a2, b1, b2 in blocks if tag != "equal"]

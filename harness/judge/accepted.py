@@ -21,11 +21,7 @@ _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Compare the candidate with its accepted baseline, and check which baselines match; nothing if the run was not to be compared.
-
-    Raises:
-        EvidenceError: the baseline is damaged.
-    """
+    """Compare the candidate with its accepted baseline, and check which baselines match, if the run was to be compared."""
     if run.baselines is None:
         return Judged()
     if "candidate" not in run.baselines.used:

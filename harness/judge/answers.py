@@ -207,7 +207,7 @@ def _row(by: str, title: str, bucket: tuple[float, str], pairs: Sequence[Pair]) 
     )
 
 
-class Telling(NamedTuple):
+class _Telling(NamedTuple):
     """A split of the questions that separates where the candidate is right from where it is not.
 
     Attributes:
@@ -221,16 +221,13 @@ class Telling(NamedTuple):
     intact: Sequence[ConditionRow]
 
 
-def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
+def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
     """Find the split that best separates where the candidate is right from where it is not.
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
     other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of
     all splits are one family (Holm's correction). A split counts only if the candidate is intact (loses at most `_INTACT_SHARE`)
     in another of its buckets. Unknown conditions are left out.
-
-    Returns:
-        The split, or None if no split separates them.
     """
     known = [row for row in rows if row.known and row.reference_right]
     tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]
@@ -247,14 +244,14 @@ def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
     return min(filter(None, splits), key=lambda telling: telling.p, default=None)
 
 
-def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]) -> Telling | None:
+def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]) -> _Telling | None:
     """Return a split whose buckets are partly broken and partly intact, as `most_telling` does; None if they are not."""
     here = sorted(((p, row) for p, row in broken if row.by == by), key=lambda entry: (entry[0], -_share_lost(entry[1])))
     worst = [row for _, row in here]
     intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= _INTACT_SHARE]
     if not worst or not intact:
         return None
-    return Telling(here[0][0], worst, intact)
+    return _Telling(here[0][0], worst, intact)
 
 
 def _lost(row: ConditionRow) -> int:

@@ -87,9 +87,6 @@ def attach_baselines(folder: RunFolder) -> Status:
     """Copy the baselines that match a run into its folder, so that its report needs nothing else.
 
     With ``reference_from = "baseline"`` the answers of the reference's baseline become the run's: no reference server is needed.
-
-    Raises:
-        EvidenceError: the baseline of a role is damaged.
     """
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
@@ -107,11 +104,7 @@ def attach_baselines(folder: RunFolder) -> Status:
 
 
 def _read_all(root: Path, keys: Iterable[Key]) -> tuple[dict[str, Baseline], tuple[str, ...]]:
-    """Read the baselines of a folder, and list those that cannot be read.
-
-    Raises:
-        EvidenceError: one of these may be that of a key: it has its backend, and no other has the key.
-    """
+    """Read the baselines of a folder, and list those that cannot be read."""
     known, damaged = stored.read_all(root)
     backends = {file_name(key.backend) for key in keys if key.name not in known}
     for name, error in damaged.items():
@@ -133,11 +126,7 @@ def _adopt(folder: RunFolder) -> None:
 
 
 def status_of(folder: RunFolder) -> Status | None:
-    """Return what `attach_baselines` found; None if the run was not compared with baselines.
-
-    Raises:
-        EvidenceError: the file is damaged.
-    """
+    """Return what `attach_baselines` found; None if the run was not compared with baselines."""
     path = folder.baseline_status
     return read_json(path, Status, REPEAT_RUN) if path.exists() else None
 
@@ -230,15 +219,7 @@ class Proposal:
 
 
 def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -> list[Proposal]:
-    """Propose the baselines of all roles that a run measured.
-
-    Args:
-        reason: why a regression or worse numbers are accepted; empty to refuse them.
-
-    Raises:
-        UsageError: see `_make`.
-        EvidenceError: the accepted baseline of a role is damaged.
-    """
+    """Propose the baselines of all roles that a run measured."""
     made = {role: _make(folder, role, verdict, reason) for role in measured_roles(folder)}
     known, _ = _read_all(root, [now.key for now in made.values()])
     return [Proposal(role, now, known.get(now.key.name)) for role, now in made.items()]
@@ -259,12 +240,7 @@ def refuse_worse(proposals: Sequence[Proposal]) -> None:
 
 
 def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list[Path]:
-    """Write the baselines of a run, and return their folders.
-
-    Raises:
-        UsageError: see `refuse_worse`.
-        EvidenceError: `root` cannot be written.
-    """
+    """Write the baselines of a run, and return their folders."""
     refuse_worse(proposals)
     answers = folder.answers()
     return [

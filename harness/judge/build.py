@@ -17,18 +17,20 @@ from assay.harness.judge import (
     latency,
     logits_suite,
     own_error,
-    policy_checks,
     same_servers,
     sensitivity,
 )
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide, holm_corrected
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.history import check_repeated
 from assay.harness.judge.judgement import WHOLE
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
 from assay.harness.reading import reading
 from assay.harness.sides import Role
+from assay.harness.statement import state
+from assay.harness.verdict import Check, Requirement
 
 CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     executed_kernels.claim,
@@ -49,11 +51,7 @@ _SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "late
 
 
 def build(folder: RunFolder) -> Report:
-    """Build the report of a run's folder, complete or not.
-
-    Raises:
-        EvidenceError: the folder is no run's, or is damaged, or was changed after the run had ended.
-    """
+    """Build the report of a run's folder, complete or not."""
     with reading(folder.path, "folder of a run"):
         return _build(folder)
 
@@ -115,7 +113,7 @@ def _judged(run: RunEvidence, times: LatencyResult | str) -> list[Judged]:
     # Last, since they depend on the others: times of a wrong computation prove nothing, and a policy may require suites.
     wrong = [suite for suite in _suites(judged) if suite.verdict == "regression"]
     judged.append(latency.claim(times, wrong))
-    judged.append(policy_checks.claim(run, [suite.id for suite in _suites(judged)]))
+    judged.append(policy_claim(run, [suite.id for suite in _suites(judged)]))
     return judged
 
 
@@ -138,3 +136,41 @@ def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:
         startup_s=server.startup_s,
         launch_command=server.launch_command,
     )
+
+
+def policy_claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
+    """Check that the required suites ran, and with which policy.
+
+    In a gate whose policy names none, every suite of a whole run is required.
+    """
+    spec, manifest = run.spec, run.manifest
+    require, line = spec.policy.require, spec.policy.line("require")
+    if run.baselines is not None and "require" not in spec.policy.given_by:
+        require, line = WHOLE, ""
+    compared = spec.device, spec.reference.backend, manifest.model, tuple(sorted(spec.treatment.items()))
+    return Judged(
+        checks=[
+            *_check_required(require, ran, line),
+            *check_repeated(run.folder.path, manifest.created, compared),
+            _check_policy(run),
+        ]
+    )
+
+
+def _check_policy(run: RunEvidence) -> Check:
+    """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence."""
+    noise = run.manifest.noise.get("candidate", "")
+    declared = noise if noise not in run.spec.policy.bounds else ""
+    weaker = bool(run.spec.weakened or declared)
+    outcome = state("policy-weakened", lines=run.spec.weakened, declared=declared) if weaker else state("policy-strict")
+    return Requirement("policy").check("not checked" if weaker else "ok", outcome)
+
+
+def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
+    """Check that the suites ran that the policy requires; `line` is the policy's, empty for the default of a gate."""
+    return [
+        Requirement("required")
+        .of(suite)
+        .met(suite in ran, state("suite-required", suite=suite, ran=suite in ran, line=line, required=require))
+        for suite in require
+    ]

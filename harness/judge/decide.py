@@ -45,9 +45,6 @@ def decide(suites: Sequence[SuiteVerdict], checks: Sequence[Check], failure: Fai
     - *regression*: a suite regressed and the servers differed in nothing but the backend. Checks that are missing do not excuse it.
     - *pass*: every suite passed and no check failed or is missing.
     - *inconclusive*: anything else.
-
-    Args:
-        failure: what ended it early; None if nothing did.
     """
     verdicts, statuses = {suite.verdict for suite in suites}, {check.status for check in checks}
     if failure:

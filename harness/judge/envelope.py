@@ -137,9 +137,6 @@ def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, 
     """State what is missing, and its likely cause.
 
     Args:
-        missing: what it is.
-        limits: how the servers were set.
-        line: of the policy.
         parted: of what was served, the texts that part; None for what the shadow compared.
     """
     only_decode = {phase for phase, _, _ in missing} == {"decode"}

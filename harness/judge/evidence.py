@@ -122,9 +122,6 @@ class RunEvidence:
 
         Args:
             timed: whether latency was measured to its end; in a run of latency alone, the servers are those that were timed.
-
-        Raises:
-            EvidenceError: a file is damaged, or of another run.
         """
         manifest, items, answers = folder.manifest(), folder.items(), folder.answers()
         spec, plan = recorded_spec(manifest.spec), folder.read(QUESTION_PLAN)

@@ -44,7 +44,6 @@ def check_kernel_ran(
     """Check that the candidate's own kernel computed every phase that it claims, in every layer, and nothing else did.
 
     Args:
-        server: the candidate's server; None if there is no record of it.
         reference: the calls counted in the reference's server, which say how many layers there are; may be empty.
     """
     if server is None:

@@ -89,9 +89,6 @@ def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
     The largest change of a token's log-probability, or of its log-odds against its best alternative, over the positions with the
     same history and, where the texts diverge, the change of the log-odds there. What is outside the top alternatives cannot be
     measured and does not count, so the floor is too low rather than too high.
-
-    Returns:
-        0.0 where nothing differs.
     """
     position = first_divergence(first, second)
     shared = min(len(first), len(second)) if position is None else position

@@ -62,11 +62,7 @@ class RunList(Part):
 
 
 def list_runs(folder: Path) -> RunList:
-    """List the runs in a folder: every folder in it that holds a report or a manifest of a run. Reports are read, not made again.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
+    """List the folders in a folder that hold a report or a manifest of a run. Reports are read, not made again."""
     if not folder.is_dir():
         raise UsageError(
             f"{folder} is a file." if folder.exists() else f"There is no folder {folder}.",
@@ -91,9 +87,6 @@ def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
     Args:
         run: the run's folder; runs beside it are seen, of which the newest `_EARLIER_READ` are read.
         created: when it began; later ones do not count.
-
-    Returns:
-        One check, or none where no earlier run of the treatment is seen.
     """
     beside = sorted((path for path in run.resolve().parent.iterdir() if (path / REPORT).is_file()), key=_changed)
     read = [_line(path) for path in beside[-_EARLIER_READ:] if path.name != run.resolve().name]
@@ -119,10 +112,6 @@ def find_run(named: Path | None, folder: Path) -> Path:
     Args:
         named: path of a run's folder or of its report; the unique beginning of such a folder's name, by itself for one in `folder`;
             None for the newest run of `folder` that has a report.
-        folder: where runs are, usually ``runs``.
-
-    Returns:
-        Its path; `named` itself where nothing is found by it.
 
     Raises:
         UsageError: the beginning is that of several runs, or there is no run with a report.
@@ -164,11 +153,7 @@ def report_of(run: Path) -> Report:
 
 
 def check_run(run: Path) -> None:
-    """Make sure that a path is the folder of a run, ended or not.
-
-    Raises:
-        UsageError: there is no such folder, or it is not a run.
-    """
+    """Make sure that a path is the folder of a run, ended or not."""
     if not run.exists():
         raise UsageError(f"There is no {run}.", "the folder of a run", "assay runs lists them")
     if not (run / MANIFEST).is_file():
@@ -184,7 +169,7 @@ def worst_own(report: Report) -> OwnError:
     return error / bound if isinstance(error, float) and bound else NOT_FINITE if error == NOT_FINITE else None
 
 
-def line_of(report: Report, folder: str) -> RunLine:
+def _line_of(report: Report, folder: str) -> RunLine:
     """Summarise a report in one line."""
     wrong = serious(report.findings)
     return RunLine(
@@ -221,7 +206,7 @@ def _is_run(path: Path) -> bool:
 
 def _line(path: Path) -> RunLine:
     try:
-        return line_of(report_of(path), str(path))
+        return _line_of(report_of(path), str(path))
     except OSError as error:
         return RunLine(folder=str(path), run_id=path.name, problem=f"it cannot be read: {error.strerror or error}")
     except (EvidenceError, UsageError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import combinations
 
 from assay.harness.engines.sglang.features import Feature, features_of
@@ -15,15 +15,13 @@ from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out, name_of
 from assay.harness.judge.invariance_outcome import (
     BASE_AGAIN,
+    ArmJudge,
     ArmOutcome,
     State,
     bounds,
-    drafted_by,
     floor_of,
-    outcome_of,
     rounds_by_shape,
     smallest,
-    widened,
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
@@ -60,8 +58,7 @@ class _Arms:
         base: the arm without a feature.
         again: the base again, in other batches.
         arms: the others, without those that ask a second time for a trace, or under a seeded fault.
-        known: the features that arms switch, by id.
-        limits: bounds of the distances, without what a feature costs.
+        judge: what the arms are held against.
     """
 
     folder: InvarianceFolder
@@ -70,8 +67,7 @@ class _Arms:
     base: ArmRecord
     again: Sequence[ArmRecord]
     arms: Sequence[ArmRecord]
-    known: Mapping[str, Feature]
-    limits: Mapping[Measure, Bound]
+    judge: ArmJudge
 
     @classmethod
     def of(cls, folder: InvarianceFolder) -> _Arms:
@@ -94,26 +90,25 @@ class _Arms:
                 f"some of {', '.join(every)}",
                 "judge it with the version of assay that wrote it, or run it again",
             )
-        return cls(
-            folder=folder,
-            manifest=manifest,
-            records=records,
-            base=base,
-            again=again,
-            arms=[each for each in records if each.features and each.why != "sensitivity" and each.traced is None],
-            known={id_: every[id_] for id_ in manifest.features},
+        arms = [each for each in records if each.features and each.why != "sensitivity" and each.traced is None]
+        judge = ArmJudge(
+            records={frozenset(record.features): record for record in reversed(arms)} | {BASE: base},
             limits=bounds(base, again, manifest.dtype),
+            known={id_: every[id_] for id_ in manifest.features},
+            dtype=manifest.dtype,
+            flags=tuple(manifest.spec["reference"]["flags"]),
         )
+        return cls(folder, manifest, records, base, again, arms, judge)
 
-    @cached_property
-    def first(self) -> Mapping[Arm, ArmRecord]:
-        """The first record of each arm."""
-        return {frozenset(record.features): record for record in reversed(self.arms)} | {BASE: self.base}
+    @property
+    def known(self) -> Mapping[str, Feature]:
+        """The features that arms switch, by id."""
+        return self.judge.known
 
-    def base_of(self, arm: Arm) -> ArmRecord | None:
-        """Return the record that an arm is compared with; None if that was not run to its end."""
-        own = self.first.get(base_of(arm, self.known))
-        return own if own is not None and own.complete else None
+    @property
+    def limits(self) -> Mapping[Measure, Bound]:
+        """Bounds of the distances, without what a feature costs."""
+        return self.judge.limits
 
     def count(self, changed: Sequence[str]) -> str:
         """Say in how many probes an arm differs; empty if in none."""
@@ -128,16 +123,11 @@ class _Arms:
 
 
 def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
-    """Judge what a folder holds.
-
-    Raises:
-        EvidenceError: a file is damaged or of another run, or is not as it was when everything had been run, or the base is not
-            complete.
-    """
+    """Judge what a folder holds."""
     folder.check_sealed()
     ran = _Arms.of(folder)
     manifest, records = ran.manifest, ran.records
-    outcomes = [_outcome(ran, record) for record in ran.arms]
+    outcomes = [ran.judge.outcome(record) for record in ran.arms]
     same, unlike = _same_servers(ran)
     shown = [
         _served_alike(judged, unlike.get(record.number)) for record, judged in zip(ran.arms, outcomes, strict=True)
@@ -177,22 +167,13 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     )
 
 
-def _outcome(ran: _Arms, record: ArmRecord) -> ArmOutcome:
-    arm = frozenset(record.features)
-    if (against := ran.base_of(arm)) is None:
-        why = state("shows-nothing", why="base", base=name_of(base_of(arm, ran.known)))
-        return ArmOutcome(arm, "not run", {}, why=(why,))
-    drafted = drafted_by(arm, ran.first, ran.known, tuple(ran.manifest.spec["reference"]["flags"]))
-    return outcome_of(against, record, ran.limits, ran.known, ran.manifest.dtype, drafted)
-
-
 def _same_servers(ran: _Arms) -> tuple[Check, dict[int, Statement]]:
     """Compare what the servers of arms served with what those of their bases did; return what differs by number of the arm, too."""
     fingerprint = cache(ran.folder.fingerprint)
     unlike: dict[int, Statement] = {}
     parts: set[str] = set()
     servers: set[int] = set()
-    complete = [(record, ran.base_of(frozenset(record.features))) for record in ran.arms if record.complete]
+    complete = [(record, ran.judge.base_of(frozenset(record.features))) for record in ran.arms if record.complete]
     for record, base in complete:
         if base is None:
             continue
@@ -314,9 +295,9 @@ def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict
 
 def _parting(ran: _Arms, failed: ArmOutcome) -> PartingRow:
     """Tell where in the model a set of features that breaks parts from its base."""
-    own = base_of(failed.arm, ran.known)
+    own = ran.judge.records[base_of(failed.arm, ran.known)]
     least = least_error(ran.manifest.dtype, any(ran.known[id_].cost == "another kernel" for id_ in failed.arm))
-    return parting_of(ran.folder, ran.records, failed, ran.first[own], ran.limits, least)
+    return parting_of(ran.folder, ran.records, failed, own, ran.limits, least)
 
 
 def _failing(outcomes: Sequence[ArmOutcome]) -> dict[Arm, ArmOutcome]:
@@ -327,8 +308,8 @@ def _failing(outcomes: Sequence[ArmOutcome]) -> dict[Arm, ArmOutcome]:
 def _changed(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome]) -> list[str]:
     """Return the probes that an arm changes, in the first asking in which it differed."""
     record = next(record for record, each in zip(ran.arms, outcomes, strict=True) if each is judged)
-    base = ran.first[base_of(judged.arm, ran.known)]
-    return changed_probes(base.replies, record.replies, widened(ran.limits, judged.arm, ran.known, ran.manifest.dtype))
+    base = ran.judge.records[base_of(judged.arm, ran.known)]
+    return changed_probes(base.replies, record.replies, ran.judge.limits_of(judged.arm))
 
 
 def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], parted: PartingRow) -> Finding:

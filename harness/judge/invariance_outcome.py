@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.harness.engines.sglang.features import Feature
-from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores, WrittenText
+from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.greedy_texts import compare_text, first_divergence
-from assay.harness.judge.invariance_arms import BASE, Arm, name_of, speculation_of
+from assay.harness.judge.invariance_arms import BASE, Arm, base_of, name_of, speculation_of
 from assay.harness.judge.noise_limits import EXACT_KL, EXACT_SWING
 from assay.harness.judge.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
 from assay.harness.sides import flag_values
@@ -195,9 +196,7 @@ def outcome(
     """Say what an arm shows.
 
     Args:
-        limits: bounds of the distances, by measure.
         drafts: tokens that a pass which verifies drafts is declared to give; 0 where nothing is declared.
-        drafted: the arm whose drafts the arm's are compared with, if there is one.
     """
     arm = frozenset(record.features)
     if not record.complete:
@@ -294,8 +293,8 @@ def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> Statement 
     return state("arm-differs", by="ends of texts", texts=len(otherwise), first=first, before=before, now=now)
 
 
-def _end_of(text: WrittenText) -> tuple[str, int]:
-    return text.finish, text.count
+def _end_of(text: Answer) -> tuple[str, int]:
+    return text.finish_reason, text.completion_tokens
 
 
 def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> Statement | None:
@@ -356,38 +355,52 @@ def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) ->
     return state("arm-differs", by="drafts", passes=took + more, alone=took, arm=name_of(drafted.features))
 
 
-def drafted_by(
-    arm: Arm, records: Mapping[Arm, ArmRecord], known: Mapping[str, Feature], flags: tuple[str, ...]
-) -> ArmRecord | None:
-    """Return the arm whose drafts an arm's are compared with: its speculation alone, or a base that speculates; None without one.
+@dataclass(frozen=True)
+class ArmJudge:
+    """Says what the arms of an invocation show.
 
-    Drafts of n-grams depend on what was asked before, and are not compared.
-
-    Args:
+    Attributes:
+        records: the first record of each arm, and of the base.
+        limits: bounds of the distances, without what a feature costs.
         known: features by id.
+        dtype: of the activations.
+        flags: of the engine in every arm.
     """
-    alone = speculation_of(arm, known)
-    if alone == BASE and flag_values(flags).get("--speculative-algorithm", "NGRAM").upper() == "NGRAM":
-        return None
-    return records.get(alone) if alone != arm else None
 
+    records: Mapping[Arm, ArmRecord]
+    limits: Mapping[Measure, Bound]
+    known: Mapping[str, Feature]
+    dtype: str
+    flags: tuple[str, ...] = ()
 
-def outcome_of(
-    base: ArmRecord,
-    record: ArmRecord,
-    limits: Mapping[Measure, Bound],
-    known: Mapping[str, Feature],
-    dtype: str,
-    drafted: ArmRecord | None = None,
-) -> ArmOutcome:
-    """Say what an arm shows, within what its own features are declared to cost.
+    def base_of(self, arm: Arm) -> ArmRecord | None:
+        """Return the record that an arm is compared with; None if that was not run to its end."""
+        base = self.records.get(base_of(arm, self.known))
+        return base if base is not None and base.complete else None
 
-    Args:
-        known: features by id.
-    """
-    arm = frozenset(record.features)
-    drafts = max((known[id_].drafts for id_ in arm), default=0.0)
-    return outcome(base, record, widened(limits, arm, known, dtype), _swing_limit(dtype, arm, known), drafts, drafted)
+    def limits_of(self, arm: Arm) -> dict[Measure, Bound]:
+        """Return the bounds within what the features of an arm are declared to cost."""
+        return widened(self.limits, arm, self.known, self.dtype)
+
+    def drafted_by(self, arm: Arm) -> ArmRecord | None:
+        """Return the arm whose drafts an arm's are compared with: its speculation alone, or a base that speculates; or None.
+
+        Drafts of n-grams depend on what was asked before, and are not compared.
+        """
+        alone = speculation_of(arm, self.known)
+        if alone == BASE and flag_values(self.flags).get("--speculative-algorithm", "NGRAM").upper() == "NGRAM":
+            return None
+        return self.records.get(alone) if alone != arm else None
+
+    def outcome(self, record: ArmRecord) -> ArmOutcome:
+        """Say what an arm shows."""
+        arm = frozenset(record.features)
+        if (base := self.base_of(arm)) is None:
+            why = state("shows-nothing", why="base", base=name_of(base_of(arm, self.known)))
+            return ArmOutcome(arm, "not run", {}, why=(why,))
+        swing = _swing_limit(self.dtype, arm, self.known)
+        drafts = max((self.known[id_].drafts for id_ in arm), default=0.0)
+        return outcome(base, record, self.limits_of(arm), swing, drafts, self.drafted_by(arm))
 
 
 def smallest(failing: Collection[Arm]) -> list[Arm]:

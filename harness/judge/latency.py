@@ -51,11 +51,7 @@ from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
-    """Read a bench's folder and decide.
-
-    Raises:
-        EvidenceError: the folder is damaged or not complete, or is not as it was when the bench ended, or holds no complete round.
-    """
+    """Read a bench's folder and decide."""
     if not folder.complete:
         raise EvidenceError(f"{folder.path} has no bench that was played to its end.", "its end.json", "time again")
     folder.check_sealed()

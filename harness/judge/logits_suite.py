@@ -69,11 +69,7 @@ class _Test:
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Judge the logits, or check that they were scored.
-
-    Raises:
-        EvidenceError: a file is damaged, or the roles were scored on different tokens.
-    """
+    """Judge the logits, or check that they were scored."""
     workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
     if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
         comparison = _compare_logits(folder.path, folder.nonce)

@@ -36,11 +36,7 @@ def _recorded_phases(header: ShadowHeader, candidate: Backend) -> Collection[str
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Judge what the layer diff left, and check that it compared every layer, also with a cached prefix.
-
-    Raises:
-        EvidenceError: a file is damaged.
-    """
+    """Judge what the layer diff left, and check that it compared every layer, also with a cached prefix."""
     suites, errors = run.spec.workload.suites, run.errors
     called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
     checks = [

@@ -172,11 +172,7 @@ class Accuracy:
 
 
 def beginning(items: Iterable[Item], pairs: Iterable[Pair]) -> tuple[Pair, ...]:
-    """Return the pairs of the longest beginning of the order in which both roles answered every question of each unit.
-
-    Args:
-        items: the questions in their order, each prompt once.
-    """
+    """Return the pairs of the longest beginning of the order in which both roles answered every question of each unit."""
     by_item = {pair.item.id: pair for pair in pairs}
     inside: list[Pair] = []
     for _, unit in groupby(items, key=lambda item: item.unit or item.id):
@@ -308,10 +304,6 @@ def state_accuracy(result: Accuracy, sides: tuple[str, str] = ("the reference", 
 
 def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:
     """Count the questions of the order that a pass needs at least: those it takes if all that is still open shows no difference.
-
-    Args:
-        items: the questions in their order, each prompt once.
-        pairs: those that both roles answered, in any order.
 
     Returns:
         At most the number of `items`, also if they cannot show a pass any more.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.envelope import EngineLimits, Ranges
@@ -17,11 +16,10 @@ from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import decide
 from assay.harness.judge.greedy_texts import TextDivergence
-from assay.harness.judge.judgement import SCHEMA, WHOLE, Judgement, Metric, SuiteVerdict
+from assay.harness.judge.judgement import WHOLE, Judgement, Metric, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.logits import LogitsRow
-from assay.harness.reading import reading, whole_file
-from assay.harness.schema import RULE, Part
+from assay.harness.schema import RULE, Part, read_json
 from assay.harness.sides import Role
 from assay.harness.statement import Statement
 from assay.harness.text import listed
@@ -354,43 +352,15 @@ def read_report(path: Path) -> Report:
     """Read a ``report.json``.
 
     Raises:
-        EvidenceError: the file is missing, is not JSON, is not a report of this schema, or its verdict does not follow.
+        EvidenceError: the file is missing, is not a report of this schema, or its verdict does not follow.
     """
-    with reading(path, "report of a run"):
-        try:
-            document = json.loads(whole_file(path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise EvidenceError(
-                f"{path} cannot be read: {error}.", "a report.json of a run", "check the path"
-            ) from None
-        schema = str(document.get("schema", "")) if isinstance(document, dict) else ""
-        if not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):
-            raise EvidenceError(
-                f"{path} is no report: it has no schema of one.", "a report.json of a run", "check the path"
-            )
-        if schema != SCHEMA:
-            raise EvidenceError(
-                f"{path} has the schema {schema!r}.",
-                f"{SCHEMA!r}, which this version of assay reads",
-                "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
-            )
-        try:
-            report = Report.model_validate(document)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}, or another version's: {first['msg']}."
-            raise EvidenceError(damage, f"a report of {schema!r}", "rebuild it: assay report RUN") from None
-        if report.verdict not in ("error", decide(report.suites, report.checks, report.failure)):
-            raise EvidenceError(
-                f"{path} says {report.verdict}, which contradicts its suites and checks.",
-                "a report as it was written",
-                "rebuild it: assay report RUN",
-            )
-        absent = [suite for suite in report.asked if suite not in {each.id for each in report.suites}]
-        if report.verdict == "pass" and absent:
-            raise EvidenceError(
-                f"{path} says pass, and has no result of {listed(absent)}, which the run was asked for.",
-                "a report as it was written",
-                "rebuild it: assay report RUN",
-            )
+    rebuild = "rebuild it: assay report RUN"
+    report = read_json(path, Report, rebuild)
+    absent = [suite for suite in report.asked if suite not in {each.id for each in report.suites}]
+    if report.verdict not in ("error", decide(report.suites, report.checks, report.failure)):
+        contradicted = "which contradicts its suites and checks"
+    elif report.verdict == "pass" and absent:
+        contradicted = f"and has no result of {listed(absent)}, which the run was asked for"
+    else:
         return report
+    raise EvidenceError(f"{path} says {report.verdict}, {contradicted}.", "a report as it was written", rebuild)

@@ -42,8 +42,6 @@ def check_same_servers(
     """Check that the servers differed in the treatment and in nothing else.
 
     Args:
-        sides: what the run names, by role.
-        servers: by role.
         differences: arguments that differ beyond the treatment.
         fingerprints: what each really served, which decides last; none for a role whose server did not tell.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.

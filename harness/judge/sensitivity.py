@@ -33,11 +33,7 @@ _SUITES = ("accuracy", "logits", "layers")
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Check that the suites saw the seeded fault.
-
-    Raises:
-        EvidenceError: a file is damaged, or of another run.
-    """
+    """Check that the suites saw the seeded fault."""
     result = _result(run)
     check = _check_sensitive(run.spec.workload.suites, result, run.seeded, bool(run.urls))
     return Judged(checks=[check], parts={"sensitivity": result} if result else {})
@@ -134,7 +130,6 @@ def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequ
     """Score each question: 1 if only the reference got it right, -1 if only the faulty candidate did, else 0.
 
     Args:
-        items: the questions by id.
         reference: the reference's texts by id of the question. Questions that it did not answer are left out.
         faulty: the faulty candidate's answers, in the order in which they were asked. Those to another prompt are left out.
     """
@@ -149,9 +144,5 @@ def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequ
 
 
 def p_no_loss(lost: Sequence[float], margin: float) -> float:
-    """Compute the anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered.
-
-    Args:
-        margin: of the suite, as a share of 1.
-    """
+    """Compute the anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered."""
     return p_value(log_wealth(lost, margin, -1, 1)) if lost else 1.0

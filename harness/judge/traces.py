@@ -31,9 +31,6 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
         Layer -> total and inherited error, relative L1 as in arXiv 2410.02367, section 4.4. The total is infinite where only the
         reference is zero or a number of the candidate is not finite, and NaN where no row matched; inherited is also NaN where
         `own` was not observed, or both are infinite.
-
-    Raises:
-        ValueError: the traces have other layers, heads or head dimensions.
     """
     total: dict[int, Floats] = {}
     for reference, candidate in pairs:
@@ -55,9 +52,6 @@ def _trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
 
     Returns:
         Layer -> float64 [heads, 5], the columns of `assay.harness.evidence.error_table.DISTANCE`.
-
-    Raises:
-        ValueError: the traces have other layers, heads or head dimensions.
     """
     shapes = [{layer: out.shape[1:] for layer, out in trace.outputs.items()} for trace in (reference, candidate)]
     if shapes[0] != shapes[1]:
@@ -106,7 +100,7 @@ _LEAST_BFLOAT16 = 3e-2
 
 
 @dataclass(frozen=True)
-class Parting:
+class _Parting:
     """The first place at which two traces part.
 
     Attributes:
@@ -152,7 +146,7 @@ def least_error(dtype: str, another_kernel: bool = False) -> float:
     return _LEAST.get("float16" if another_kernel and dtype == "float32" else dtype, _LEAST_BFLOAT16)
 
 
-def parting(base: Trace, again: Trace, other: Trace, least: float) -> Parting:
+def parting(base: Trace, again: Trace, other: Trace, least: float) -> _Parting:
     """Find where a request parts from the base's, in traces that have its queries, and K and V as its last query reads them.
 
     Args:
@@ -170,13 +164,13 @@ def parting(base: Trace, again: Trace, other: Trace, least: float) -> Parting:
             place, first = differing[0]
             names = tuple(name for at, name in differing if at == place)
             return _at(place, layer, names, errors[layer, (place, first)], bounds[place, first])
-    return Parting("behind attention", max(base.outputs))
+    return _Parting("behind attention", max(base.outputs))
 
 
-def _at(place: _Place, layer: int, names: tuple[_Name, ...], errors: _Errors, bound: float) -> Parting:
+def _at(place: _Place, layer: int, names: tuple[_Name, ...], errors: _Errors, bound: float) -> _Parting:
     positions = errors.positions[errors.by_row.max(1) > bound]
     worst = np.unravel_index(errors.by_row.argmax(), errors.by_row.shape)
-    return Parting(
+    return _Parting(
         place, layer, names, int(worst[1]), int(positions[0]), len(positions), error=errors.largest, bound=bound
     )
 

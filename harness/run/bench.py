@@ -16,7 +16,7 @@ from assay.harness.engines.client import Client
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
-from assay.harness.evidence.nonce import RUN
+from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.blocks import ReadAtOnce, blocks_of, first_warm, side_by_side
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.machine import origin_of

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
-import re
 import subprocess
 import sys
-from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from assay.harness.evidence.manifest import Origin
 from assay.harness.files import file_hash, timestamp
+from assay.harness.fingerprint.facts import device_facts
+from assay.harness.fingerprint.in_interpreter import versions
 from assay.harness.run.plan import Plan
 
 _PACKAGES = (
@@ -40,26 +38,14 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
 
 def installed_packages() -> dict[str, str]:
     """Return the versions of the installed packages that can change a result."""
-    versions = {}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
+    return {name: installed for name, installed in versions(_PACKAGES).items() if name != "python"}
 
 
 def _hardware(device: str) -> str:
     """Describe the machine in one line, for example "AMD EPYC 7763, 2 cores, 24 GiB". On CUDA it starts with the GPU's name."""
-    info = ""
-    with suppress(OSError):
-        info = Path("/proc/cpuinfo").read_text()
-    named = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
-    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    line = f"{named[1] if named else platform.machine()}, {os.cpu_count()} cores, {memory} GiB"
-    if device == "cuda":
-        import torch
-
-        line = f"{torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU found'}; {line}"
-    return line
+    facts, memory = device_facts(device), round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    line = f"{facts['processor']}, {os.cpu_count()} cores, {memory} GiB"
+    return f"{facts.get('gpu', 'no GPU found')}; {line}" if device == "cuda" else line
 
 
 def _git_state(folder: Path) -> str:

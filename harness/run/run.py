@@ -19,8 +19,8 @@ from assay.harness.evidence.bench_folder import BenchFolder, bench_folder
 from assay.harness.evidence.folder import EndedFolder, RunFolder
 from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.evidence.layer_diff_record import pack_of
-from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.pack import PackManifest, read_manifest
+from assay.harness.evidence.run_file import new_nonce
 from assay.harness.interruption import like_ctrl_c, too_late
 from assay.harness.judge.baselines import attach_baselines
 from assay.harness.judge.build import build

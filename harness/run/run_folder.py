@@ -14,7 +14,7 @@ from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
 from assay.harness.errors import ChangedError, EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import QUESTION_PLAN, FailureResult, Manifest, QuestionPlan, hash_items, order_hash
-from assay.harness.evidence.nonce import new_nonce
+from assay.harness.evidence.run_file import new_nonce
 from assay.harness.files import file_name, portable, shown
 from assay.harness.judge.baselines import status_of
 from assay.harness.run.machine import origin_of

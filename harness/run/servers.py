@@ -18,7 +18,7 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
-from assay.harness.evidence.nonce import RUN
+from assay.harness.evidence.run_file import RUN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff
 from assay.harness.run.envelope import chunk_argument

@@ -45,8 +45,6 @@ def log_wealth(values: ArrayLike, null: float, low: float, high: float, populati
     Args:
         values: shape [n], in the order in which they were drawn; each within the bounds.
         null: strictly between the bounds.
-        low: least value that is possible.
-        high: largest value that is possible.
         population: number of values in the finite set; None if the source is endless.
 
     Returns:

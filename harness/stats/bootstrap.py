@@ -62,7 +62,6 @@ def bootstrap_t(values: npt.ArrayLike, alpha: float) -> _Mean:
 
     Args:
         values: finite, [n], at least one. A single one has no bounds.
-        alpha: error rate of each bound.
 
     Raises:
         ValueError: no value, or one that is not finite.

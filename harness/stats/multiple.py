@@ -14,9 +14,6 @@ def holm(p: Sequence[float]) -> list[float]:
     finished run may cost 1.5 s in all) and collects all garbage at each call.
 
     Source: Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 65-70 (1979).
-
-    Returns:
-        The corrected p values, in the order of `p`.
     """
     order = np.argsort(p)
     raised = np.maximum.accumulate(np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1))

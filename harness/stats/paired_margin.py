@@ -40,8 +40,6 @@ def p_not_below(lost: int, gained: int, n: int, margin: float) -> float:
     """Compute the exact p value of "the loss is at least `margin`": small where it is shown to be below.
 
     Args:
-        lost: questions that only the reference got right.
-        gained: questions that only the candidate got right.
         n: questions, fixed before any was asked.
         margin: a difference of two shares, strictly between -1 and 1.
 

@@ -69,14 +69,9 @@ def with_rare_draws(
         bounds: those of `query_bounds`, [rows, heads + 1], on the CPU. They are changed in place.
         freedom: the freedom that they rely on, likewise.
         own: the errors, likewise.
-        call: the call.
-        family: the noise family.
         rows: packed query rows, int64 [rows], in increasing order.
         right: the truth of these, float64 [rows, num_q_heads, head_dim_v].
         lse: whether the truth is that of log-sum-exps, [rows, num_q_heads, 1].
-
-    Returns:
-        The bounds.
     """
     above = own > bounds
     if bool(above.any()) and (family.q is not None or family.k is not None):
@@ -99,11 +94,8 @@ def rare_excess_of_queries(
     """Compute what a draw of `rare` standard deviations of stored Q and K costs each query beyond that multiple of its usual error.
 
     Args:
-        call: the call.
-        family: the noise family.
         rows: packed query rows, int64 [rows], in increasing order; None for all.
         right: the truth of these, float64 [rows, num_q_heads, head_dim_v].
-        rare: standard deviations.
         lse: whether the truth is that of log-sum-exps, [rows, num_q_heads, 1].
 
     Returns:

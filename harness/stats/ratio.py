@@ -79,8 +79,6 @@ def ratio_of(logs: Sequence[float], alpha: float, least: float = 1.0) -> _Ratio:
     never wider than the range of the ratios.
 
     Args:
-        logs: log ratios in the order of measurement.
-        alpha: error rate of the interval.
         least: dependence that is assumed where the ratios show less.
 
     Source: Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3rd ed., sections 3.2 and 3.3.
@@ -200,7 +198,7 @@ def _freedom(effective: float) -> float:
     return max(2.0, effective - 1)
 
 
-def mean_ratio(rounds: Sequence[Sequence[float]], bound: float) -> tuple[float, float]:
+def _mean_ratio(rounds: Sequence[Sequence[float]], bound: float) -> tuple[float, float]:
     """Compute a ratio of means, which slow requests of any rarity raise, and the one-sided p value of "it is at most the bound".
 
     The four blocks of a round were played in random order, so that each of the six assignments to two roles was as likely: divided
@@ -211,7 +209,6 @@ def mean_ratio(rounds: Sequence[Sequence[float]], bound: float) -> tuple[float, 
 
     Args:
         rounds: for each round, the times of two blocks of the reference and of two of the candidate.
-        bound: ratio up to which the candidate is no slower.
     """
     if not rounds:
         return math.nan, 1.0
@@ -277,14 +274,14 @@ def decide_ratios(
         measured: for each ratio, the log ratios of candidate over reference and of reference over reference.
         bound: largest ratio that passes; at least 1.
         alpha: error rate of each interval, and of a false regression anywhere in the run.
-        means: for each ratio, what `mean_ratio` takes; empty to leave means out.
+        means: for each ratio, what `_mean_ratio` takes; empty to leave means out.
 
     Raises:
         ValueError: the bound is below 1, so that the reference itself would fail.
     """
     if bound < 1:
         raise ValueError(f"a bound of {bound} fails the reference against itself")
-    averaged = [mean_ratio(rounds, bound) for rounds in means]
+    averaged = [_mean_ratio(rounds, bound) for rounds in means]
     least = _dependence_of_run(logs for logs, _ in measured)
     corrected = holm([*(_p_at_most(logs, bound, least) for logs, _ in measured), *(p for _, p in averaged)])
     alone = [(math.nan, 1.0)] * len(measured)

@@ -53,10 +53,6 @@ def p_not_above(count: int, n: int, chance: float) -> float:
 def mcnemar(lost: int, gained: int) -> float:
     """Run McNemar's exact test of equal accuracies, two-sided: two roles answered the same questions, and only flips tell.
 
-    Args:
-        lost: questions that the reference got right, and the candidate did not.
-        gained: the other way round.
-
     Returns:
         The p value; 1 where no answer flipped.
     """

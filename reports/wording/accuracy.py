@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.harness.evidence.run_file import RUN_AGAIN
-from assay.reports.wording.say import Found, Measured, Templates, says
+from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
 def _percent(share: float, digits: int = 1) -> str:
@@ -80,17 +80,6 @@ def _accuracy_undecided(
 
 BY_BETTING = "with its {level:percent} interval by betting, which holds at every look"
 """The interval of a loss of accuracy, as a template."""
-_NOT_PLANNED = {
-    "no record": "no record",
-    "settings": "a record of another seed, margin or alpha than the run's",
-    "questions": "a record of other questions, or of another order",
-    "population": "a record of a smaller set of questions",
-}
-
-
-@says
-def _questions_not_planned(differs: str) -> Found:
-    return Found(_NOT_PLANNED[differs], RUN_AGAIN)
 
 
 _Rows = list[tuple[str, int, int, int]]
@@ -143,5 +132,14 @@ SENTENCES: Templates = {
     "questions-planned": Found(
         "at most {most:,} questions in the random order of seed {seed}, margin {margin:g}, alpha {alpha:g}"
         "{stopped:if ; stopped after {pairs:,}: {stopped}|}"
+    ),
+    "questions-not-planned": Cases(
+        "differs",
+        {
+            "no record": Found("no record", RUN_AGAIN),
+            "settings": Found("a record of another seed, margin or alpha than the run's", RUN_AGAIN),
+            "questions": Found("a record of other questions, or of another order", RUN_AGAIN),
+            "population": Found("a record of a smaller set of questions", RUN_AGAIN),
+        },
     ),
 }

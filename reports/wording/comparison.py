@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparison, TraceDifference, Unpaired
+from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparison, TraceDifference
 from assay.harness.ingest.result import UNKNOWN, IngestResult
 from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
 from assay.harness.text import counted, few, listed, one_line
-from assay.reports.wording.say import Found, say, says
+from assay.reports.wording.say import Found, Templates, say, says
 from assay.reports.wording.verdict import unmet_sentence
 
 _WORDS = {"pass": "B is as good as A", "regression": "B is worse than A"}
@@ -81,6 +81,36 @@ def ingest_headline(result: IngestResult) -> str:
     return f"{worst.title} ({worst.where}): {worst.diagnosis.rstrip('.')}. A file cannot show if it is a regression{more}.{also}"
 
 
+SENTENCES: Templates = {
+    "prompts-not-recorded": Found(
+        "{pairs:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
+    ),
+    "kernels-not-recorded": Found(
+        "these files do not record which kernels ran", "assay run --reference … --candidate …"
+    ),
+    "tokens-not-recorded": Found(
+        "these files do not record the tokens of each answer", "a tool that does: inspect_ai or assay run"
+    ),
+    "bytes-compared": Found(
+        "{same:if both hold the same bytes|they differ}",
+        "name the candidate's result; where two results may be equal, the folders of their tools, which have the date",
+    ),
+    "report-without-answers": Found("a report.json has none", "name the folders of both runs"),
+    "own-verdict": Found("B's own verdict is {verdict}{of:if : |}{of:commas}", "see the report of B"),
+    "of-task": "{task}: {why:said}",
+    "new-cause": "{candidate} {does}.",
+    "no-tensor-compared": "Nothing could be compared{why:if : |}{why:said}.",
+    "file-not-read": "not read, and {side:if in {side} alone|not the same}: {file}",
+    "tensor-in-one": "only in {side}: {tensor}",
+    "shapes-differ": "shapes differ, {a} and {b}: {tensor}",
+    "dtypes-differ": "dtypes differ, {a} and {b}, so that bits cannot be equal: {tensor}",
+    "tensors-not-read": "not read: {said}",
+    "trace-without-steps": "The traces cannot be compared: {path} has no request with a step in it.",
+    "traces-equal": (
+        "Both traces take the same steps: {requests:counted request}, {segments:counted segment}, {steps:counted step}."
+    ),
+    "one-more-segment": "has one more segment, {kind} with {steps:counted step}",
+}
 _SAME = "run the same tasks with the same settings on both"
 _UNPAIRED = {
     "other-prompt": "asked with another prompt",
@@ -95,11 +125,6 @@ _UNPAIRED = {
     "off-scale": "of a score that is not from 0 to 1 or to 100",
     "beyond-stop": "asked after the other run had stopped",
 }
-
-
-def unpaired_title(unpaired: Unpaired) -> str:
-    """Say why items were not paired, in words that follow their number."""
-    return _UNPAIRED[unpaired.id]
 
 
 @says
@@ -252,49 +277,6 @@ def _records_unread(unread: int) -> Found:
     return Found(_were(unread, "record") if unread else "every record", "see the lines that assay ingest quotes")
 
 
-@says
-def _prompts_not_recorded(pairs: int) -> Found:
-    return Found(f"{pairs:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be")
-
-
-@says
-def _kernels_not_recorded() -> Found:
-    return Found("these files do not record which kernels ran", "assay run --reference … --candidate …")
-
-
-@says
-def _tokens_not_recorded() -> Found:
-    return Found("these files do not record the tokens of each answer", "a tool that does: inspect_ai or assay run")
-
-
-@says
-def _bytes_compared(same: bool) -> Found:
-    return Found(
-        "both hold the same bytes" if same else "they differ",
-        "name the candidate's result; where two results may be equal, the folders of their tools, which have the date",
-    )
-
-
-@says
-def _report_without_answers() -> Found:
-    return Found("a report.json has none", "name the folders of both runs")
-
-
-@says
-def _own_verdict(verdict: str, of: list[str]) -> Found:
-    return Found(f"B's own verdict is {verdict}{': ' if of else ''}{', '.join(of)}", "see the report of B")
-
-
-@says
-def _of_task(task: str, why: list[Statement]) -> str:
-    return f"{task}: {say(*why)}"
-
-
-@says
-def _new_cause(candidate: str, does: str) -> str:
-    return f"{candidate} {does}."
-
-
 def cell_text(head: int | None, token: int | None, batch: int | None, index: Sequence[int] = ()) -> str:
     """Describe a cell, such as ", head 3, token 17" or ", at [0, 3, 17]"; empty parts are left out."""
     named = (("sequence", batch), ("head", head), ("token", token), ("at", [*index] if index else None))
@@ -307,19 +289,9 @@ def layer_text(layer: int | None) -> str:
 
 
 @says
-def _no_tensor_compared(why: list[Statement]) -> str:
-    return f"Nothing could be compared{': ' if why else '.'}{say(*why)}{'.' if why else ''}"
-
-
-@says
 def _nan_in_both(tensor: str, tensors: int, cells: int, of: int) -> str:
     more = f" and {counted(tensors - 1, 'more tensor')}" if tensors > 1 else ""
     return f"NaN on both sides, which shows nothing, in {cells:,} of {counted(of, 'cell')} of {tensor}{more}"
-
-
-@says
-def _file_not_read(file: str, side: str) -> str:
-    return f"not read, and {f'in {side} alone' if side else 'not the same'}: {file}"
 
 
 @says
@@ -366,50 +338,9 @@ def _tensors_equal(compared: int, exact: bool, names: tuple[str, str], not_compa
 
 
 @says
-def _tensor_in_one(side: str, tensor: str) -> str:
-    return f"only in {side}: {tensor}"
-
-
-@says
-def _shapes_differ(a: list[int], b: list[int], tensor: str) -> str:
-    return f"shapes differ, {a} and {b}: {tensor}"
-
-
-@says
-def _dtypes_differ(a: str, b: str, tensor: str) -> str:
-    return f"dtypes differ, {a} and {b}, so that bits cannot be equal: {tensor}"
-
-
-@says
-def _tensors_not_read(said: str) -> str:
-    return f"not read: {said}"
-
-
-@says
-def _trace_without_steps(path: str) -> str:
-    return f"The traces cannot be compared: {path} has no request with a step in it."
-
-
-@says
 def _traces_not_understood(unread: list[tuple[str, int]]) -> str:
     files = "; ".join(f"{path}: {count:,}" for path, count in unread)
     return f"What was read of both is equal, but lines were not understood ({files})."
-
-
-@says
-def _traces_equal(requests: int, segments: int, steps: int) -> str:
-    counts = (counted(requests, "request"), counted(segments, "segment"), counted(steps, "step"))
-    return f"Both traces take the same steps: {', '.join(counts)}."
-
-
-@says
-def _segments_not_aligned(request: str) -> str:
-    return f"The segments of {request} differ so much that they were compared by their order alone."
-
-
-@says
-def _steps_not_aligned(request: str, kind: str, lines: tuple[int, int]) -> str:
-    return f"The steps of {request} ({kind}, from {lines[0]:,} and {lines[1]:,}) differ too much to align."
 
 
 _DOES = {
@@ -423,11 +354,6 @@ _MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segm
 @says
 def _trace_does(does: str, name: str) -> str:
     return (does == "mark" and _MARKS.get(name)) or _DOES[does].format(name=name)
-
-
-@says
-def _one_more_segment(kind: str, steps: int) -> str:
-    return f"has one more segment, {kind} with {counted(steps, 'step')}"
 
 
 def _places(a: Statement | None, b: Statement | None, lines: tuple[int, int]) -> list[str]:

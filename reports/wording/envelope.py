@@ -136,18 +136,15 @@ def _envelope_covered(layers: Sequence[tuple[str, int]], line: str) -> Found:
     return Found(f"{' and '.join(f'{count} layers in {phase}' for phase, count in layers)}; {line}")
 
 
-@says
-def _envelope_not_asked(suites: Sequence[str], line: str) -> Found:
-    lacking = listed(suites)
-    said = f"without the suite {lacking} the candidate's server answers no requests of the envelope; {line}"
-    return Found(said, f"add {lacking} to --suites")
-
-
 SENTENCES: Templates = {
     "envelope-not-requested": Found("the suite layers was not requested; {line}", "add layers to --suites"),
     "envelope-answered": Found("{answers:counted answer}; {line}"),
     "envelope-not-counted": Found("no compared call was counted; {line}", _START_OR_READ),
     "envelope-not-answered": Found(
         "no answer of the candidate's own server to the envelope's requests was compared; {line}", _START_OR_READ
+    ),
+    "envelope-not-asked": Found(
+        "without the suite {suites:listed} the candidate's server answers no requests of the envelope; {line}",
+        "add {suites:listed} to --suites",
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.text import counted, listed
+from assay.harness.text import counted
 from assay.reports.wording.accuracy import BY_BETTING
 from assay.reports.wording.say import Found, Measured, Templates, says
 
@@ -67,14 +67,6 @@ def _policy_weakened(lines: list[str], declared: str) -> Found:
 
 
 @says
-def _suite_required(suite: str, ran: bool, line: str, required: list[str]) -> Found:
-    return Found(
-        f"{'it ran' if ran else 'it did not run'}; {line or f'a gate requires {listed(required)} (default)'}",
-        f"add {suite} to --suites, on servers that assay starts",
-    )
-
-
-@says
 def _ran_before(runs: int, verdicts: list[tuple[str, int]], last: str) -> Found:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
     return Found(
@@ -98,5 +90,9 @@ SENTENCES: Templates = {
     ),
     "loss-since-accepted": Measured(
         "loss of accuracy since it was accepted", "{metric.value:.1f} points", f"Accepted minus now, {BY_BETTING}"
+    ),
+    "suite-required": Found(
+        "{ran:if it ran|it did not run}; {line:or a gate requires {required:listed} (default)}",
+        "add {suite} to --suites, on servers that assay starts",
     ),
 }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from assay.harness.statement import Statement
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Requirement
 from assay.reports.wording.requirements import said_check
-from assay.reports.wording.say import Found, Templates, say, says
+from assay.reports.wording.say import Cases, Found, Templates, say, says
 
 NO_ARM = "in no arm that was run to its end"
 """Why a feature is not covered that some arm was to have."""
@@ -26,60 +25,9 @@ def clauses(statements: Sequence[Statement]) -> str:
 
 
 @says
-def _features_change_output(first: Statement, further: int) -> str:
-    more = f", and {counted(further, 'further set')} of features" if further else ""
-    return f"{say(first)}{more}."
-
-
-@says
 def _requirement_unmet(requirement: str, outcome: Statement) -> str:
     said = said_check(Requirement(requirement).check("missing", outcome))
     return f"{said.title}: {said.found}."
-
-
-@says
-def _features_change_nothing(backend: str, left_out: int, features: int, arms: int) -> str:
-    but = f"; {counted(left_out, 'pair')} left out" if left_out else ""
-    return f"{counted(features, 'feature')} in {counted(arms, 'arm')} changed nothing in {backend}{but}."
-
-
-_NOTHING = {
-    "failed": "{said}",
-    "feature": "{feature} was not shown to be on: {said}",
-    "base": "its base, {base}, was not run",
-    "floor": _DISAGREES,
-    "noise": "it differs at probe {probe} by more than rounding explains, and the base differs from itself as much",
-    "texts": "{written} of {texts} greedy texts were written",
-    "probes": "{answered} of {probes} probes were answered",
-    "scores": "nothing of probe {probe} was compared",
-    "prompt": "another part of the prompt of probe {probe} was scored",
-    "answer": "the answer to probe {probe} is not the one that was forced",
-    "server": "what its server served was not observed",
-    "parts": "no part of what its server served was observed of both",
-}
-
-
-@says
-def _shows_nothing(why: str, said: str = "", **values: Any) -> str:
-    unsaid = "no probe was answered" if why == "failed" else "nothing says so"
-    return _NOTHING[why].format(said=said or unsaid, **values)
-
-
-_DIFFERS = {
-    "texts": "{parted} of {texts} greedy texts part, the first, {first}, at token {token}",
-    "ends of texts": "{texts} greedy texts end otherwise, the first, {first}: {now[0]} after {now[1]} tokens in place of "
-    "{before[0]} after {before[1]} tokens",
-    "lengths": "{answers} answers have another length, the first, to probe {probe}, {now} tokens in place of {before}",
-    "ends": "{answers} answers end otherwise, the first, to probe {probe}: {now} in place of {before}",
-    "tokens": "{answers} answers part at no tie, the first, to probe {probe}, at token {token}",
-    "drafts declared": "{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {declared:g}",
-    "drafts": "drafts were lost: the same tokens took {passes} passes in place of {alone} ({arm})",
-}
-
-
-@says
-def _arm_differs(by: str, **values: Any) -> str:
-    return _DIFFERS[by].format(**values)
 
 
 @says
@@ -104,20 +52,6 @@ def _each_alone(alone: _Alone) -> str:
 def _not_in_command(environment: list[str], interpreter: str | None) -> str:
     beyond = [*environment, *([f"interpreter {interpreter}"] if interpreter else [])]
     return f"not in the command, which has no flag for it: {listed(beyond)}"
-
-
-_BESIDES = {
-    "probes": ("probes that differ: ", ", "),
-    "unrun": ("parts of it that were not run: ", "; "),
-    "unsteady": ("not reduced, since it does not differ each time", ""),
-    "wider": ("also in ", ", "),
-}
-
-
-@says
-def _seen_besides(what: str, names: list[str]) -> str:
-    before, between = _BESIDES[what]
-    return f"{before}{between.join(names)}"
 
 
 _NAMES = {"q": "q", "k": "K", "v": "V", "output": "the output"}
@@ -146,37 +80,6 @@ def _inside_the_model(
     else:
         said = f"the output of attention differs {size}, and q, K and V are the same"
     return f"inside the model: layer {layer}: {said}"
-
-
-_NOT_OBSERVED = {
-    "texts": "no token of a probe differs, only what was written",
-    "not asked": "it was not asked again with a trace",
-    "drafts": "its passes verify drafts, and attention is not traced there",
-    "same": "asked again with the trace on, it did not differ there",
-}
-
-
-@says
-def _inside_not_observed(why: str, said: str) -> str:
-    return f"inside the model: not observed: {_NOT_OBSERVED.get(why, said)}"
-
-
-@says
-def _arms_served_otherwise(first: Statement, arms: int) -> Found:
-    do = "see assay compare of both servers' folders, and run it again"
-    return Found(f"{say(first)}; {counted(arms, 'arm')} in all", do)
-
-
-@says
-def _arms_served_alike(servers: int, parts: int) -> Found:
-    agree = f"what {counted(servers, 'server')} served agrees in {counted(parts, 'part')}"
-    return Found(agree if parts else "every arm ran in the server of its base")
-
-
-@says
-def _probes_cut_short(probes: int, first: str, tokens: int, asked: int) -> Found:
-    said = f"{probes} were not, the first, {first}, with {tokens} of {asked} tokens"
-    return Found(said, "see why in the log of its server")
 
 
 def _said_means(means: _Means) -> str:
@@ -213,17 +116,6 @@ def _features_not_on(features: list[tuple[str, str]], spent: bool) -> Found:
 
 
 @says
-def _features_on(features: list[str]) -> Found:
-    return Found(f"{counted(len(features), 'feature')}: {', '.join(features)}")
-
-
-@says
-def _arms_not_recorded(arms: list[str], minutes: float) -> Found:
-    said = f"{counted(len(arms), 'planned arm')} without a record: {'; '.join(arms[:6])}"
-    return Found(said, _MORE_MINUTES if minutes else _RUN_AGAIN)
-
-
-@says
 def _arms_undecided(arms: list[tuple[str, list[Statement]]]) -> Found:
     said = "; ".join(f"{arm}: {clauses(why)}" for arm, why in arms)
     return Found(said, "read the logs of their servers, or leave the features out with --features")
@@ -244,4 +136,69 @@ SENTENCES: Templates = {
     "arm-served-otherwise": "of what its server served (A its base's, B its own), {differs:parts}",
     "arms-recorded": Found("{ended:if |it ended early, after }{arms:counted arm}", _RUN_AGAIN),
     "arms-decided": Found("{arms:counted arm}", _MORE_MINUTES),
+    "features-change-output": "{first}{further:if , and {further:counted further set} of features|}.",
+    "features-change-nothing": "{features:counted feature} in {arms:counted arm} changed nothing in {backend}"
+    "{left_out:if ; {left_out:counted pair} left out|}.",
+    "arms-served-otherwise": Found(
+        "{first}; {arms:counted arm} in all", "see assay compare of both servers' folders, and run it again"
+    ),
+    "arms-served-alike": Found(
+        "{parts:if what {servers:counted server} served agrees in {parts:counted part}|every arm ran in the server of its base}"
+    ),
+    "probes-cut-short": Found(
+        "{probes} were not, the first, {first}, with {tokens} of {asked} tokens", "see why in the log of its server"
+    ),
+    "features-on": Found("{features:counted feature}: {features:commas}"),
+    "arms-not-recorded": Found(
+        "{arms:counted planned arm} without a record: {arms:parts 6}", f"{{minutes:if {_MORE_MINUTES}|{_RUN_AGAIN}}}"
+    ),
+    "shows-nothing": Cases(
+        "why",
+        {
+            "failed": "{said:or no probe was answered}",
+            "feature": "{feature} was not shown to be on: {said:or nothing says so}",
+            "base": "its base, {base}, was not run",
+            "floor": _DISAGREES,
+            "noise": "it differs at probe {probe} by more than rounding explains, and the base differs from itself as much",
+            "texts": "{written} of {texts} greedy texts were written",
+            "probes": "{answered} of {probes} probes were answered",
+            "scores": "nothing of probe {probe} was compared",
+            "prompt": "another part of the prompt of probe {probe} was scored",
+            "answer": "the answer to probe {probe} is not the one that was forced",
+            "server": "what its server served was not observed",
+            "parts": "no part of what its server served was observed of both",
+        },
+    ),
+    "arm-differs": Cases(
+        "by",
+        {
+            "texts": "{parted} of {texts} greedy texts part, the first, {first}, at token {token}",
+            "ends of texts": "{texts} greedy texts end otherwise, the first, {first}: {now[0]} after {now[1]} tokens in place of "
+            "{before[0]} after {before[1]} tokens",
+            "lengths": "{answers} answers have another length, the first, to probe {probe}, {now} tokens in place of {before}",
+            "ends": "{answers} answers end otherwise, the first, to probe {probe}: {now} in place of {before}",
+            "tokens": "{answers} answers part at no tie, the first, to probe {probe}, at token {token}",
+            "drafts declared": "{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {declared:g}",
+            "drafts": "drafts were lost: the same tokens took {passes} passes in place of {alone} ({arm})",
+        },
+    ),
+    "seen-besides": Cases(
+        "what",
+        {
+            "probes": "probes that differ: {names:commas}",
+            "unrun": "parts of it that were not run: {names:parts}",
+            "unsteady": "not reduced, since it does not differ each time",
+            "wider": "also in {names:commas}",
+        },
+    ),
+    "inside-not-observed": Cases(
+        "why",
+        {
+            "texts": "inside the model: not observed: no token of a probe differs, only what was written",
+            "not asked": "inside the model: not observed: it was not asked again with a trace",
+            "drafts": "inside the model: not observed: its passes verify drafts, and attention is not traced there",
+            "same": "inside the model: not observed: asked again with the trace on, it did not differ there",
+            "": "inside the model: not observed: {said}",
+        },
+    ),
 }

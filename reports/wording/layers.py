@@ -8,8 +8,8 @@ from typing import Any
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.judge.judgement import Metric
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid
-from assay.harness.text import counted, one_line, percent, ranges, some, two_digits
-from assay.reports.wording.say import Found, Measured, Templates, says
+from assay.harness.text import one_line, percent, ranges, some, two_digits
+from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
 def grid_title(grid: ErrorGrid) -> str:
@@ -47,11 +47,6 @@ def _beyond_noise(test: str, query: list[int] | None, observed: float, bound: fl
 
 
 @says
-def _recorded_call_out_of_bounds(worst: float) -> str:
-    return f"The own error of a recorded call is {_times_noise(worst)}."
-
-
-@says
 def _own_error_above_policy(value: float | None, line: str) -> str:
     return f"The largest own error is {_error(value)}, above {line}."
 
@@ -65,21 +60,6 @@ def _own_errors_within(
         f"The worst own error is {_times_noise(worst)}, that of a single query {two_digits(query)}x, and the worst gain "
         f"{two_digits(gain)}x, in {cells:,} cells ({of} queries, {passes:,} passes)."
     )
-
-
-_LACKING = {
-    "truth": "Nothing was compared with the truth.",
-    "calls": "The candidate did not compute a call: {}.",
-    "cached prefix": "No compared call had {} cached tokens.",
-    "examination": "No recorded call was examined, so neither determinism nor overwritten inputs were tested.",
-    "examination of these calls": "The examination of recorded calls does not belong to this run: {}.",
-    "examined calls": "Neither determinism nor overwritten inputs were tested: {}.",
-}
-
-
-@says
-def _evidence_lacking(what: str, said: str) -> str:
-    return _LACKING[what].format(one_line(said, 300))
 
 
 # Of what a suite measures as a multiple of its bound: title, and what it is.
@@ -141,18 +121,6 @@ def _layers_not_seen(phase: str, layers: list[int], of: list[int]) -> str:
     return f"{phase}: no call of {some('layer', layers, of)} was seen"
 
 
-_NOT_COMPARED = {
-    "not requested": Found("the suite layers was not requested", "add layers to --suites"),
-    "no server": Found("no server could be instrumented", "let assay start the reference, without a URL"),
-    "no call": Found("no call was compared", RESUME),
-}
-
-
-@says
-def _layers_not_compared(why: str) -> Found:
-    return _NOT_COMPARED[why]
-
-
 @says
 def _calls_not_comparable(layers: list[int], layer: int, said: str) -> Found:
     calls = f"calls of {_layers(layers)} could not be compared; layer {layer}: {one_line(said)}"
@@ -173,20 +141,11 @@ def _compared(phase: str, layers: int | None, lacking: list[int], heads: list[in
     return f"{phase}: not observed" if layers is None else f"{phase}: {layers} layers"
 
 
-_KEEP_ON = "keep the prefix cache on"
-_SHARED_HEADER = "questions that share a header"
-
-
 @says
 def _op_calls_wrong(failing: int, calls: int, worst: float | None, title: str, said: str) -> str:
     at_worst = "" if worst is None else f", at worst {_times_noise(worst)}"
     named = one_line(f'"{title}"' if title else said, 300).rstrip(".")
     return f"{failing} of {calls} calls {_are(failing)} out of bounds{at_worst}: {named}."
-
-
-@says
-def _op_calls_unexplained(failing: int, worst: float) -> str:
-    return f"{counted(failing, 'call')} {_are(failing)} out of bounds, at worst {_times_noise(worst)}; no finding explains it."
 
 
 def _are(count: int) -> str:
@@ -197,12 +156,6 @@ def _are(count: int) -> str:
 def _op_calls_not_tested(missing: list[str]) -> str:
     said = "; ".join(one_line(requirement, 300) for requirement in missing)
     return f"Not tested: {said or 'no call was computed'}."
-
-
-@says
-def _op_calls_within(worst: float, calls: int, shapes: str, refused: int) -> str:
-    more = f"; {refused} more were refused" if refused else ""
-    return f"The worst own error is {_times_noise(worst)}, in {calls} calls of {shapes}{more}."
 
 
 SENTENCES: Templates = {
@@ -242,5 +195,28 @@ SENTENCES: Templates = {
     "cached-tokens-not-reported": Found(
         "the server did not report how many tokens were cached",
         "use a server that reports cached tokens (SGLang: --enable-cache-report; vLLM: --enable-prompt-tokens-details)",
+    ),
+    "recorded-call-out-of-bounds": "The own error of a recorded call is {worst:noise}.",
+    "op-calls-unexplained": "{failing:counted call} {failing:are} out of bounds, at worst {worst:noise}; no finding explains it.",
+    "op-calls-within": "The worst own error is {worst:noise}, in {calls} calls of {shapes}"
+    "{refused:if ; {refused} more were refused|}.",
+    "evidence-lacking": Cases(
+        "what",
+        {
+            "truth": "Nothing was compared with the truth.",
+            "calls": "The candidate did not compute a call: {said:line 300}.",
+            "cached prefix": "No compared call had {said} cached tokens.",
+            "examination": "No recorded call was examined, so neither determinism nor overwritten inputs were tested.",
+            "examination of these calls": "The examination of recorded calls does not belong to this run: {said:line 300}.",
+            "examined calls": "Neither determinism nor overwritten inputs were tested: {said:line 300}.",
+        },
+    ),
+    "layers-not-compared": Cases(
+        "why",
+        {
+            "not requested": Found("the suite layers was not requested", "add layers to --suites"),
+            "no server": Found("no server could be instrumented", "let assay start the reference, without a URL"),
+            "no call": Found("no call was compared", RESUME),
+        },
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.harness.judge.judgement import Metric
-from assay.reports.wording.say import Found, Measured, Templates, says
+from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
 @says
@@ -109,17 +109,14 @@ def _ends(ends: list[tuple[str, int, int, float | None]], alone: list[str]) -> F
     return Found("; ".join(counts) or "all ran to the limit", "see the answers that end so, and the server's log")
 
 
-_NO_MEASURE = {
-    "failed": "A's own verdict is a failure, so its answers are no measure",
-    "gain": "B scores better than A, so A's wrong answers are no measure",
-}
-
-
-@says
-def _lengths_no_measure(why: str) -> Found:
-    return Found(_NO_MEASURE[why], "compare B with a result that is right")
-
-
+_RIGHT_RESULT = "compare B with a result that is right"
 SENTENCES: Templates = {
     "ends-not-recorded": Found("why they ended is not recorded", "results that record finish reasons"),
+    "lengths-no-measure": Cases(
+        "why",
+        {
+            "failed": Found("A's own verdict is a failure, so its answers are no measure", _RIGHT_RESULT),
+            "gain": Found("B scores better than A, so A's wrong answers are no measure", _RIGHT_RESULT),
+        },
+    ),
 }

@@ -16,12 +16,6 @@ def _nats(value: float | None) -> str:
 
 
 @says
-def _nothing_scored(url: bool = True) -> Found:
-    start = "let assay start both servers, without a URL, or leave logits out of --suites"
-    return Found("nothing was scored", start if url else "see the servers' logs, and run again")
-
-
-@says
 def _not_cached_as_required(
     condition: str, left_out: int, sequences: int, required: int, cached: list[tuple[str, int, int]]
 ) -> str:
@@ -147,5 +141,10 @@ SENTENCES: Templates = {
         "positions that are not finite",
         "{metric.value:,.0f}",
         "In the candidate alone, of {positions:,} positions",
+    ),
+    "nothing-scored": Found(
+        "nothing was scored",
+        "{url:if let assay start both servers, without a URL, or leave logits out of --suites|"
+        "see the servers' logs, and run again}",
     ),
 }

@@ -147,7 +147,7 @@ _ALL = (
 _TITLES = {titles.id: titles for titles in _ALL}
 
 
-def title_of(check: Check) -> str:
+def _title_of(check: Check) -> str:
     """Say in a clause how a check came out, such as "a question was not answered by both servers"."""
     titles = _TITLES.get(check.requirement) or _Titles(check.requirement, check.requirement)
     missing = titles.missing or f"it is not shown that {titles.ok}"
@@ -174,4 +174,4 @@ class SaidCheck(NamedTuple):
 
 def said_check(check: Check) -> SaidCheck:
     """Put a check into words."""
-    return SaidCheck(check.id, check.status, title_of(check), *found_of(check))
+    return SaidCheck(check.id, check.status, _title_of(check), *found_of(check))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 import string
@@ -42,7 +43,17 @@ def says(function: Callable[..., _Said]) -> Callable[..., _Said]:
     return function
 
 
-Templates = Mapping[str, str | Found | Measured]
+_Words = str | Found | Measured
+
+
+class Cases(NamedTuple):
+    """Templates of one id: the value `by` chooses among them, the one of "" for what has none of its own."""
+
+    by: str
+    words: Mapping[str, _Words]
+
+
+Templates = Mapping[str, _Words | Cases]
 """The words of statements by id, as templates such as "{share:percent} of {questions:,}" or "{cached:if some|none}". A module of
 this package has them as ``SENTENCES``; what needs more than its values in their places is said by a function."""
 _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
@@ -50,12 +61,16 @@ _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "times": lambda ratio, _: two_digits(ratio),
     "ranges": lambda numbers, _: ranges(numbers),
     "listed": lambda words, _: listed(words),
-    "counted": counted,
+    "counted": lambda many, what: counted(many if isinstance(many, int) else len(many), what),
     "line": lambda text, most: one_line(text, int(most or 200)),
     "count": lambda many, _: str(len(many)),
     "commas": lambda words, _: ", ".join(words),
-    "parts": lambda words, _: "; ".join(words),
+    "parts": lambda words, most: "; ".join(words[: int(most)] if most else words),
+    "said": lambda statements, _: say(*statements),
     "few": lambda words, most: few(words, int(most)),
+    "or": lambda text, otherwise: text or otherwise,
+    "are": lambda many, _: "is" if many == 1 else "are",
+    "noise": lambda worst, _: f"{two_digits(worst)}x what noise explains" if math.isfinite(worst) else "not finite",
     "if": lambda holds, words: words.split("|")[0 if holds else 1],
     "measured": lambda number, how: (
         "not measured" if number is None else " ".join([format(number, how.split()[0]), *how.split()[1:]])
@@ -76,7 +91,7 @@ class _Formatter(string.Formatter):
 class _Template:
     """A template as a function of its values. Those that only choose words are false where they are not stated."""
 
-    def __init__(self, words: str | Found | Measured) -> None:
+    def __init__(self, words: _Words) -> None:
         self._words = words
         needed: dict[str, bool] = {}
         for name, how in (field for text in ([words] if isinstance(words, str) else words) for field in _fields(text)):
@@ -88,11 +103,29 @@ class _Template:
             taken = [_METRIC, *(each for each in taken if each.name != _METRIC.name)]
         self.__signature__ = inspect.Signature(taken)
 
-    def __call__(self, *metric: Metric, **values: Any) -> str | Found | Measured:
+    def __call__(self, *metric: Metric, **values: Any) -> _Words:
         values = {**self._unstated, **values, _METRIC.name: metric[0] if metric else None}
         if isinstance(self._words, str):
             return _Formatter().vformat(self._words, (), values)
         return type(self._words)(*(_Formatter().vformat(text, (), values) for text in self._words))
+
+
+class _Choice:
+    """`Cases` as a function of their values."""
+
+    def __init__(self, cases: Cases) -> None:
+        self._by, self._of = cases.by, {case: _Template(words) for case, words in cases.words.items()}
+        taken = {name for template in self._of.values() for name in template.__signature__.parameters} - {cases.by}
+        kind = inspect.Parameter.KEYWORD_ONLY
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(cases.by, kind),
+                *(inspect.Parameter(name, kind, default=None) for name in sorted(taken)),
+            ]
+        )
+
+    def __call__(self, **values: Any) -> _Words:
+        return (self._of.get(values[self._by]) or self._of[""])(**values)
 
 
 _METRIC = inspect.Parameter("metric", inspect.Parameter.POSITIONAL_ONLY)
@@ -112,7 +145,9 @@ def sayings() -> dict[str, Callable[..., Any]]:
     package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         templates: Templates = getattr(importlib.import_module(f"{package}.{module.name}"), "SENTENCES", {})
-        _SAYS.update({id_: _Template(words) for id_, words in templates.items()})
+        _SAYS.update(
+            {id_: _Choice(words) if isinstance(words, Cases) else _Template(words) for id_, words in templates.items()}
+        )
     return _SAYS
 
 
@@ -126,10 +161,10 @@ def _sentence(statement: Statement) -> str:
     return said if isinstance(said, str) else said[0]
 
 
-def _said(id_: str, values: dict[str, Any], *metric: Metric) -> str | Found | Measured:
+def _said(id_: str, values: dict[str, Any], *metric: Metric) -> _Words:
     says_it = sayings().get(id_)
     if says_it is not None and _takes(says_it, *metric, **values):
-        said: str | Found | Measured = says_it(*metric, **values)
+        said: _Words = says_it(*metric, **values)
         return said
     return f"{id_}: {', '.join(f'{name} {value}' for name, value in values.items())}" if values else id_
 

@@ -139,16 +139,6 @@ def _calls_agree(passes: list[int], requests: list[int]) -> str:
     return "{} prefill passes in every layer, {} answered requests".format(*counts)
 
 
-@says
-def _answers_parsed(answers: int, otherwise: int) -> Found:
-    if not otherwise:
-        return Found(f"{answers:,} of {answers:,} letters are those of the texts")
-    return Found(
-        f"{otherwise:,} of {answers:,} answers were recorded with another letter than their text gives",
-        f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it",
-    )
-
-
 def counted_calls(call: CallSummary) -> str:
     """Say how often a kernel was called in a phase: "decode: torch_native 1,020 calls, delegated"."""
     kinds = {"in CUDA graphs": call.calls_in_graphs, "compiled": call.calls_compiled}
@@ -207,4 +197,9 @@ SENTENCES: Templates = {
         "run again so that only the treatment differs; see assay compare of both",
     ),
     "prefill-calls": "layer {layer}{cached_prefix:if  with a cached prefix|}: {calls:,} calls in {passes:,} passes",
+    "answers-parsed": Found(
+        "{otherwise:if {otherwise:,} of {answers:,} answers were recorded with another letter than their text gives"
+        "|{answers:,} of {answers:,} letters are those of the texts}",
+        f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it",
+    ),
 }

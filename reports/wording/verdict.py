@@ -82,8 +82,6 @@ def _verdict_of(
 
     Args:
         cause: the finding that says what a wrong kernel does; None if there is none.
-        left_out: suites of a whole run that were not requested.
-        scope: what a pass covers.
     """
     unmet = [unmet_sentence(check) for check in checks if check.status in ("failed", "missing")]
     regressed = [suite for suite in suites if suite.verdict == "regression"]

@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from assay.harness.drivers.sweep.spec import SweepResult
-from assay.harness.ingest.comparison import Comparison, TraceDifference, Unpaired
+from assay.harness.ingest.comparison import Comparison
 from assay.harness.ingest.result import IngestResult
 from assay.harness.judge.judgement import Judgement, Metric, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyRow
 from assay.harness.statement import WORDS, Statement, Worded
 from assay.harness.verdict import Check
-from assay.reports.wording.comparison import COVERS, comparison_words, first_places, ingest_headline, unpaired_title
+from assay.reports.wording.comparison import COVERS, comparison_words, ingest_headline
 from assay.reports.wording.latency import TIMES
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, say
@@ -67,16 +67,6 @@ def _(part: SweepResult) -> dict[str, Any]:
 def _(part: Comparison) -> dict[str, Any]:
     said, why = comparison_words(part)
     return {"headline": said, "reasons": why, "covers": COVERS.get(part.kind, "")}
-
-
-@with_words.register
-def _(part: Unpaired) -> dict[str, Any]:
-    return {"title": unpaired_title(part)}
-
-
-@with_words.register
-def _(part: TraceDifference) -> dict[str, Any]:
-    return {"first": first_places(part)}
 
 
 @with_words.register

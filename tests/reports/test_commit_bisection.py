@@ -5,7 +5,7 @@ import math
 from assay.harness.drivers.bisect.commits.state import BisectResult, BisectSpec, BisectState, CommitInfo, CommitProbe
 from assay.harness.verdict import Finding
 from assay.reports import page
-from assay.reports.commit_bisection import bisection_document
+from assay.reports.bisection import bisection_document
 
 HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
 

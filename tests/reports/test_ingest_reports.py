@@ -1,118 +1,60 @@
 from __future__ import annotations
 
 import io
-import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from junitparser import JUnitXml
 from rich.console import Console
 
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, IngestResult
-from assay.reports import junit, page, terminal
+from assay.harness.ingest.result import Excerpt, IngestResult
+from assay.reports import page, terminal
+from assay.reports.document import Document
 from assay.reports.ingest import _cited, _place, ingest_document
 
-TRACE = Path(__file__).parents[1] / "data/traces/mlc_engine.txt"
-LOG = Path(__file__).parents[1] / "data/sglang_log/seed.log"
+DATA = Path(__file__).parents[1] / "data"
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
 
-@pytest.fixture(scope="module")
-def result() -> IngestResult:
-    return ingest([LOG])
+def ingested(*names: str) -> IngestResult:
+    return ingest([Path(name) for name in names]).model_copy(update={"created": "2026-01-01T00:00:00Z"})
 
 
-@pytest.fixture
-def hostile(tmp_path: Path) -> IngestResult:
+def test_what_was_read_says_the_same_in_every_medium(
+    golden: Callable[[str, Document], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(DATA)
+    golden("ingest-log", ingest_document(ingested("sglang_log/seed.log")))
+    golden("ingest-several", ingest_document(ingested("sglang_log/server_0.5.23.log", "traces/mlc_engine.txt", "traces/README.md")))
+
+
+def test_the_page_has_the_findings_first_and_the_unread_lines_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DATA)
+    html = page.to_html(ingest_document(ingested("sglang_log/seed.log")))
+    order = [html.index(f'id="{name}"') for name in ("verdict", "findings", "next", "file-1", "unread")]
+    assert order == sorted(order)
+    assert "cuda_graph_max_bs" in html
+
+
+def test_text_of_others_is_inert_and_what_was_not_read_is_shown(tmp_path: Path) -> None:
     """A log that a hostile model and a hostile command wrote to."""
     path = tmp_path / "x.log"
     path.write_text(f"[METRIC] mmlu_score=0.5\ncommand=python3 {HOSTILE}\n{HOSTILE}\n", encoding="utf-8")
-    return ingest([path])
-
-
-def text_of(result: IngestResult) -> str:
+    document = ingest_document(ingest([path]))
     console = Console(file=io.StringIO(), width=120)
-    terminal.render(ingest_document(result), console)
+    terminal.render(document, console)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def to_html(result: IngestResult) -> str:
-    return page.to_html(ingest_document(result))
-
-
-def to_junit(result: IngestResult) -> str:
-    return junit.to_junit(ingest_document(result))
-
-
-def shown(page: str) -> str:
-    return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())
-
-
-def test_the_text_has_findings_lines_facts_and_the_conclusion(result: IngestResult) -> None:
-    text = text_of(result)
-    parts = ["serious: test_mmlu: mmlu 0.125", _cited(result.documents[0].findings[0], "line"), result.next_steps[-1],
-             "Tests (3 passed, 1 failed)"]  # fmt: skip
-    assert sorted(parts, key=text.index) == parts
-
-
-def test_the_page_has_the_findings_first_and_the_unread_lines_last(result: IngestResult) -> None:
-    page = to_html(result)
-    order = [page.index(f'id="{name}"') for name in ("verdict", "findings", "next", "file-1", "unread")]
-    assert order == sorted(order)
-    text = shown(page)
-    for part in ("8 of 64 right", "Nothing: all of it was read.", "cuda_graph_max_bs", *result.next_steps):
-        assert part in text
-
-
-def test_the_page_names_an_unknown_file(tmp_path: Path) -> None:
-    other = tmp_path / "notes.txt"
-    other.write_text("one\n")
-    text = shown(to_html(ingest([other])))
-    assert "Not recognised." in text
-    assert "1 of 1 line." in text
-
-
-def test_junit_is_red_where_a_finding_is(result: IngestResult) -> None:
-    document = JUnitXml.fromstring(to_junit(result))
-    cases = {case.name: [type(one).__name__ for one in case.result] for suite in document for case in suite}
-    assert cases["verdict"] == ["Failure"]
-    assert cases["score-below-guessing"] == ["Failure"]
-    assert cases["prefix-untested"] == ["Error"]
-    assert cases["offline-retry"] == []
-    assert cases["read"] == []
-
-
-def test_what_was_not_read_is_shown(hostile: IngestResult) -> None:
-    assert hostile.documents[0].file.unread == 1
-    assert "line 3:  <script>" in text_of(hostile)
-    assert "1 of 3 lines" in shown(to_html(hostile))
-
-
-def test_text_of_others_is_inert(hostile: IngestResult) -> None:
-    for text in (text_of(hostile), to_html(hostile), to_junit(hostile)):
+    for text in (console.file.getvalue(), page.to_html(document)):
         assert "\x1b" not in text
         assert "\u202e" not in text
-    assert "<script>alert" not in to_html(hostile)
-    assert "<script>alert" not in to_junit(hostile)
-
-
-def test_files_without_findings_are_named_together_and_their_facts_are_printed() -> None:
-    result = ingest([LOG, TRACE])
-    assert f"Nothing was found in {TRACE}." in shown(to_html(result))
-    assert "Segments of request 1: " in text_of(result)
-
-
-def test_an_unknown_file_is_not_green() -> None:
-    file = FileRead(path="x", format="unknown", title="Unknown", bytes=2, sha256="", lines=1, read=0, unread=1)
-    result = IngestResult(verdict="inconclusive", created="2026-01-01T00:00:00Z", documents=(FileDocument(file=file),))
-    document = JUnitXml.fromstring(to_junit(result))
-    assert [[type(one).__name__ for one in case.result] for suite in document for case in suite] == [["Error"], ["Error"]]
+        assert "1 of 3 lines" in text
+    assert "line 3:  <script>" in console.file.getvalue()
+    assert "<script>alert" not in page.to_html(document)
 
 
 def test_places() -> None:
-    finding = ingest([LOG]).documents[0].findings[0]
+    finding = ingest([DATA / "sglang_log/seed.log"]).documents[0].findings[0]
     one, many = Excerpt(first=3, last=3, text=""), Excerpt(first=5, last=9, text="")
     says = [_cited(finding.model_copy(update={"cites": cites}), "event") for cites in ((), (one,), (many,), (one, many))]
     assert says == ["", "event 3", "events 5-9", "events 3, 5-9"]

@@ -4,77 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from io import StringIO
 from types import ModuleType
 
 import pytest
-from rich.console import Console
 
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import worst_ratio
 from assay.harness.judge.report import Report
+from assay.harness.statement import state
 from assay.harness.verdict import Verdict
-from assay.reports import junit, markdown, page
+from assay.reports import page
 from assay.reports.bench_report import bench_document
+from assay.reports.document import Document
 from assay.reports.run_report import run_document
 from assay.reports.summary import latency_lines
-from assay.reports.terminal import render
+from assay.reports.wording.verdict import headline
 
 
 def to_html(report: Report) -> str:
     return page.to_html(run_document(report))
 
 
-def to_markdown(report: Report) -> str:
-    return markdown.to_markdown(run_document(report))
-
-
-def to_junit(report: Report) -> str:
-    return junit.to_junit(run_document(report))
-
-
-def printed(report: Report, width: int | None = None) -> str:
-    out = StringIO()
-    console = Console(file=out, width=width or 400, force_terminal=width is not None, no_color=True)
-    render(run_document(report), console)
-    return out.getvalue()
-
-
-RENDERERS: dict[str, Callable[[Report], str]] = {
-    "html": lambda report: re.sub(r"<[^>]*>|\s+", " ", to_html(report)),
-    "markdown": lambda report: to_markdown(report).replace("\\", ""),
-    "terminal": printed,
-    "wide terminal": lambda report: printed(report, 250),
-    "junit": to_junit,
-}
-
-
 @pytest.fixture
 def timed(examples: ModuleType) -> Report:
     report: Report = examples.passing()
     return report.model_copy(update={"latency": examples.latency()})
-
-
-@pytest.mark.parametrize("name", RENDERERS)
-def test_every_report_says_the_worst_ratio_with_floor_bound_and_policy(timed: Report, name: str) -> None:
-    text = " ".join(RENDERERS[name](timed).split())
-    for wanted in (
-        "time to first token, short, 4 in flight",
-        "1.040 (1.020 to 1.070)",
-        "1.002 (0.987 to 1.013)",
-        "bound 1.1, set by latency_bound = 1.1 (default)",
-        "candidate 12.5 tokens on average, reference 12.0",
-    ):
-        assert wanted in text
-
-
-@pytest.mark.parametrize("name", RENDERERS)
-def test_every_report_names_the_line_of_policy_of_a_suites_bound(examples: ModuleType, name: str) -> None:
-    report: Report = examples.regression()
-    suite = report.suites[0]
-    metric = suite.metrics[0].model_copy(update={"policy": "margin = 0.07 (assay.toml, [policy])"})
-    changed = suite.model_copy(update={"metrics": (metric, *suite.metrics[1:])})
-    assert "margin = 0.07 (assay.toml, [policy])" in RENDERERS[name](report.model_copy(update={"suites": (changed,)}))
 
 
 def test_the_page_has_a_section_with_the_worst_ratio_drawn(timed: Report) -> None:
@@ -122,3 +76,10 @@ def test_text_of_a_server_stays_text(examples: ModuleType) -> None:
     shown = page.to_html(bench_document(examples.latency(text="<script>alert(1)</script>\u202e")))
     assert "<script>alert" not in shown
     assert "\u202e" not in shown
+
+
+def test_times_of_wrong_answers_are_no_pass_and_say_so_first(golden: Callable[[str, Document], None], examples: ModuleType) -> None:
+    note = state("no-gain", faster=True, wrong=[("accuracy", "gsm8k"), ("logits", "")])
+    result = examples.latency().model_copy(update={"verdict": "inconclusive", "note": note})
+    assert headline(result) == latency_lines(result)[0] == "No speed-up: wrong answers (Questions of gsm8k, Logits)."
+    golden("bench-no-gain", bench_document(result))

@@ -10,8 +10,8 @@ from assay.harness.drivers.bisect.layer_search import RestoredLayer
 from assay.harness.drivers.bisect.layer_task import LayerBisection, ProbeRecord
 from assay.harness.statement import state
 from assay.harness.verdict import Finding
+from assay.reports.bisection import layers_document
 from assay.reports.document import Document
-from assay.reports.layer_bisection import layers_document
 from assay.reports.terminal import render
 
 PROBES = tuple(

@@ -11,24 +11,16 @@ import pytest
 
 from assay.harness.judge.report import Report, excess, out_of_bounds
 from assay.harness.text import percent
-from assay.reports import junit, markdown, page
+from assay.reports import page
 from assay.reports.document import Drawing, blocks_of
 from assay.reports.layer_section import layer_diff_section
 from assay.reports.page import _grid_says, _worst_grid
 from assay.reports.run_report import run_document
-from assay.reports.summary import layer_diff_lines, worst_cells
+from assay.reports.summary import worst_cells
 
 
 def to_html(report: Report) -> str:
     return page.to_html(run_document(report))
-
-
-def to_markdown(report: Report) -> str:
-    return markdown.to_markdown(run_document(report))
-
-
-def to_junit(report: Report) -> str:
-    return junit.to_junit(run_document(report))
 
 
 @pytest.fixture
@@ -106,15 +98,6 @@ def test_what_was_compared_with_the_truth_has_a_row_each(report: Report, example
     assert "Difference from the reference by layer and head" in text
     assert "Own error by layer and head" in _shown(_section(report))
     assert "Against the truth" not in _shown(_section(report))
-
-
-@pytest.mark.parametrize("render", [to_markdown, to_junit])
-def test_the_short_block_is_in_every_report(report: Report, render: Any) -> None:
-    assert report.layers
-    text = re.sub(r"\\(?=[\[\]_])", "", render(report))
-    for line in layer_diff_lines(report.layers):
-        assert line in text
-    assert "Worst own error" not in render(report.model_copy(update={"layers": None}))
 
 
 def test_the_parts_of_whole_layers_are_in_the_table_of_layers(report: Report) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores, WrittenText
-from assay.harness.evidence.records import Token
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores
+from assay.harness.evidence.records import Answer, Token
 
 PROMPT = 12
 SHARED = 4
@@ -43,10 +43,13 @@ def reply(probe: str = "4+8", prefill: float | Scores = 0.0, decode: float | Sco
     )
 
 
-def text(first: str, second: str, gap: float) -> WrittenText:
+def text(first: str, second: str, gap: float) -> Answer:
     """Make a greedy text of one token, which is more probable than another one by so many nats."""
     token = Token(text=first, logprob=-0.5, top=((first, -0.5), (second, -0.5 - gap)))
-    return WrittenText(item="greedy-000", tokens=(token,), finish="length", count=1)
+    return Answer(
+        suite="greedy", role="reference", item="greedy-000", prompt_hash="", text=first, finish_reason="length", prompt_tokens=9,
+        completion_tokens=1, latency_s=0.1, tokens=(token,),
+    )  # fmt: skip
 
 
 def arm(

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.counters import ADMISSIONS, Admission
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved
-from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import Token
+from assay.harness.evidence.run_file import RUN
 from assay.harness.evidence.trace import TraceHeader, write_pass
 from assay.harness.sides import flag_values
 
@@ -108,7 +109,10 @@ class FeaturedServer(SGLangServer):
         self._admit(requests)
         return [self._answer(*request, len(requests), False) for request in requests]
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+    def client(self) -> Any:
+        return SimpleNamespace(events=self._stream)
+
+    def _stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         request = (body["rid"], body["input_ids"], body["logprob_start_len"], body["sampling_params"])
         with self.lock:
             self.scored = True

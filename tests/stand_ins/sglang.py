@@ -15,7 +15,6 @@ from assay.harness.engines.inside.attachment import Attachment
 from assay.harness.engines.inside.candidates import Candidate
 from assay.harness.engines.inside.faults import Faults, FaultyCandidate
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.substitution import Substitution
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.sglang.attach import _observe
 from assay.harness.engines.sglang.kv_pool import Pages
@@ -125,5 +124,5 @@ def attach(
     faults = Faults(folder)
     faulty = FaultyCandidate(candidate, faults) if candidate else None
     behind = Shadow(folder / SENSITIVITY, faulty, None)
-    attachment = Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind)
+    attachment = Attachment(folder, shadow, candidate, tracer, faults, behind)
     _observe(server.backend, "mine", attachment, Pages(server.runner))

@@ -85,8 +85,6 @@ def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBi
 
     Args:
         plan: the validated run: roles, device, limits, alpha, and the questions of each probe, which share `PROMPT_HEADER`.
-        folder: new folder for the server's log.
-        display: shows every probe.
 
     Raises:
         UsageError: `folder` is not empty, there are too few questions to detect a loss, or this machine cannot serve the run.

@@ -63,13 +63,9 @@ def run_sweep(
     """Run the cells that have not ended, or that ended in an error. An interruption is part of the result.
 
     Args:
-        spec: the sweep.
         cells: those of `assay.harness.drivers.sweep.cells.cells_of`.
-        folder: the sweep's.
-        command: what repeats it.
         jobs: most cells at a time on this machine; 0 for one, or one for each set of GPUs that a cell needs.
         ray: address of a cluster, "local" to start Ray here; empty for a pool of this machine.
-        display: shows each cell.
 
     Raises:
         UsageError: the folder holds something else, another process sweeps there, or the cells need what is not here.

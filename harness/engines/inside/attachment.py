@@ -13,12 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
-from assay.harness.engines.inside.control import CONTROL, Setting, read_setting
+from assay.harness.conditions import has_cached_prefix
+from assay.harness.engines.inside.candidates import Candidate, output_of
+from assay.harness.engines.inside.control import CONTROL, Setting, read_setting, substitution_folder
 from assay.harness.engines.inside.faults import Faults
 from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.substitution import Substitution
 from assay.harness.engines.inside.tracer import Tracer
+from assay.harness.evidence.counters import CounterFile, CounterRow
 
 
 class ControlReader:
@@ -47,19 +49,20 @@ class Attachment:
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``), which holds the control.
         shadow: runs the candidate while the control says `shadow`.
-        substitution: computes the output of the layers that the control names.
+        candidate: computes the output of the layers that the control names; None if the server has none.
         tracer: keeps outputs while the control names a trace.
         faults: seeds the fault that the control names.
         faulty: the shadow of a candidate with that fault.
     """
 
     def __init__(
-        self, folder: Path, shadow: Shadow, substitution: Substitution, tracer: Tracer, faults: Faults, faulty: Shadow
+        self, folder: Path, shadow: Shadow, candidate: Candidate | None, tracer: Tracer, faults: Faults, faulty: Shadow
     ) -> None:
-        self._right, self._substitution, self._tracer = shadow, substitution, tracer
+        self._folder, self._right, self._candidate, self._tracer = folder, shadow, candidate, tracer
         self._faults, self._faulty = faults, faulty
         self._reader = ControlReader(folder)
         self._setting = Setting()
+        self._counters: tuple[str, CounterFile] | None = None
         self._off = True
         self._batch: Any = None
         self._pass: ForwardPass | None = None
@@ -129,7 +132,7 @@ class Attachment:
             if control.shadow:
                 self._shadow.observe(call, out)
             if number in control.substitute:
-                out = self._substitution.output(call, out, reference, self._setting)
+                out = self._substituted(call, out, reference)
             if control.fault and not control.shadow:
                 out = self._faults.seeded(call, out)
             if control.trace:
@@ -137,6 +140,29 @@ class Attachment:
         if number == self._last_layer:
             self._end()
         return out
+
+    def _substituted(self, call: ObservedCall, out: Tensor, reference: str) -> Tensor:
+        """Return the candidate's output in the shape of `out`, and count the call; `out` in a phase that it does not compute.
+
+        The reference ran first, so K and V are in the pool. There is no silent fallback: a candidate that raises, or returns an
+        output of another size or dtype, stops the server.
+        """
+        if self._candidate is None:
+            raise KernelRefused(
+                "a layer is to be substituted but the server has no candidate; start it with ASSAY_SHADOW"
+            )
+        if call.phase not in self._candidate.computes.phases:
+            return out
+        computed, token = output_of(self._candidate, call, out), self._setting.token
+        if self._counters is None or self._counters[0] != token:
+            self._counters = token, CounterFile(substitution_folder(self._folder, token), str(os.getpid()))
+        row = CounterRow(
+            backend=reference, kernel=self._candidate.name, phase=call.phase,
+            cached_prefix=call.phase == "decode" or has_cached_prefix(call.forward_pass.prefix),
+        )  # fmt: skip
+        counters = self._counters[1]
+        counters.add(counters.row(row), call.layer)
+        return computed.contiguous()
 
     def _refuse(self, made: ObservedCall, error: KernelRefused) -> None:
         """Note that a call is not observed. Raises the error if its layer is to be substituted."""

@@ -19,7 +19,7 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.engines.inside.candidates import Candidate, Computes
 from assay.harness.engines.inside.observed_call import ObservedCall
 from assay.harness.evidence.faults import FOLDER, SEEDED_CALLS, SeededCalls
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 
 
 class Faults:

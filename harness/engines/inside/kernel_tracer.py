@@ -32,7 +32,7 @@ from assay.harness.evidence.executed import (
     KernelTrace,
     TracedPass,
 )
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 
 # Name of the profiler's range around an attention call.
 _ATTENTION = "assay::attention"

@@ -22,7 +22,7 @@ from assay.harness.evidence.counters import (
     CounterFile,
     CounterRow,
 )
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 
 
 @cache

@@ -35,7 +35,7 @@ from assay.harness.evidence.error_table import (
     condition_numbers,
     joined,
 )
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 from assay.harness.evidence.shadow_errors import (
     FOLDER,
     FailedCalls,

@@ -17,7 +17,7 @@ from torch import Tensor
 from assay.harness.attention.call import KernelRefused
 from assay.harness.engines.inside.control import TracedRequest
 from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 from assay.harness.evidence.trace import NEW, OUTPUT, QUERY, READ, TraceHeader, write_pass, write_refusal
 
 MAX_ROWS = 32

@@ -20,7 +20,6 @@ from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.observed_call import Phase
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.substitution import Substitution
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.engines.sglang.engine_call import SGLangCall
@@ -31,8 +30,8 @@ from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source, rank_folder
+from assay.harness.evidence.run_file import nonce_of_process
 
 
 def _limits(runner: Any) -> EngineLimits:
@@ -80,7 +79,7 @@ def _attachment(runner: Any, folder: Path) -> Attachment:
     return Attachment(
         folder,
         shadow,
-        Substitution(folder, built),
+        built,
         Tracer(folder, int(os.environ.get(TRACE) or 0), rank, ranks),
         faults,
         Shadow(folder / SENSITIVITY, faulty, None, rank, ranks, native_noise=native_noise),

@@ -23,7 +23,7 @@ from assay.harness.engines.sglang import arguments
 from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.run_file import nonce_of_process
 from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
 from assay.harness.fingerprint.in_interpreter import (
     beside_config,

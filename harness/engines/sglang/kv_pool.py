@@ -97,9 +97,8 @@ def _scales_of(layer: Any) -> tuple[float, float]:
     scales = []
     for name in ("k_scale", "v_scale"):
         number = getattr(layer, f"{name}_float", None)
-        scale = (
-            getattr(layer, name, None) if number is None else number
-        )  # a number of --quantization-param-path, or none
+        # A number of --quantization-param-path, or none.
+        scale = getattr(layer, name, None) if number is None else number
         scales.append(1.0 if scale is None else float(scale))
     return scales[0], scales[1]
 

@@ -323,9 +323,8 @@ class _Runner:
         config = kit.TinyMLAModelConfig(
             num_heads=shape.heads, hidden_size=shape.heads * shape.head_dim, context_len=shape.length, **dims
         )
-        config.scaling = (
-            shape.latent_scale
-        )  # the kit's is that of the 576 dims; DeepSeek's, of the 192 before absorption
+        # The kit's is that of the 576 dims; DeepSeek's, of the 192 before absorption.
+        config.scaling = shape.latent_scale
         return kit.MockMLAModelRunner(
             case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
             runner_batch_size=shape.batch, **dims,

@@ -71,7 +71,9 @@ def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
     def single(request: ProbeRequest) -> ProbeReply:
         body = _body([request], server.adapter)
         fields = {key: value[0] for key, value in body.items() if isinstance(value, list)}
-        events = server.stream(_PATH, {**fields, "return_logprob": True, "top_logprobs_num": _TOP, "stream": True})
+        events = server.client().events(
+            _PATH, {**fields, "return_logprob": True, "top_logprobs_num": _TOP, "stream": True}
+        )
         with readable(server, _PATH, _EXPECTED):
             return _reply(request, events[-1], len(events))
 
@@ -126,7 +128,7 @@ def _of(token: int, sampled: _Entry, top: Sequence[_Entry] | None) -> float | No
 def _scores(
     first: int, tokens: Sequence[int], own: Sequence[float | None], top: Sequence[list[_Entry] | None]
 ) -> Scores:
-    ranked = [sorted(row or (), key=lambda entry: -_finite(entry[0])) for row in top]
+    ranked = [sorted(row or (), key=lambda entry: math.inf if entry[0] is None else -entry[0]) for row in top]
     return Scores(
         first=first,
         tokens=tuple(tokens),
@@ -134,7 +136,3 @@ def _scores(
         ids=tuple(tuple(id_ for _, id_, _ in row) for row in ranked),
         logprobs=tuple(tuple(round(number(logprob), 7) for logprob, _, _ in row) for row in ranked),
     )
-
-
-def _finite(value: float | None) -> float:
-    return -math.inf if value is None else value

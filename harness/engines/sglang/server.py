@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -202,14 +202,6 @@ class SGLangServer(Engine):
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""
         path, limit = f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", _FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S
         self.client().text("POST", path, timeout_s=limit)
-
-    def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
-        """POST ``body`` as JSON and return the events of the streamed answer, once it is complete.
-
-        Raises:
-            EngineError: the server failed, or an event is not JSON.
-        """
-        return self.client().events(path, body)
 
 
 def _plain(title: str) -> str:

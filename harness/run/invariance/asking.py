@@ -15,9 +15,9 @@ from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import ADMISSIONS, REPLAYS, Admission, read_counters
-from assay.harness.evidence.invariance import ProbeReply, WrittenText
+from assay.harness.evidence.invariance import ProbeReply
 from assay.harness.evidence.jsonl import read
-from assay.harness.evidence.records import Item
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.invariance_arms import Arm
 from assay.harness.run.invariance.proof import Pass
 
@@ -112,7 +112,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     )
 
 
-def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[WrittenText, ...]:
+def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[Answer, ...]:
     """Have a running server answer prompts greedily, each as long as it likes, up to so many tokens.
 
     Raises:
@@ -120,10 +120,7 @@ def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_onc
     """
     server.flush_cache()
     requests = [ChatRequest.of(item, tokens, _ALTERNATIVES) for item in items]
-    return tuple(
-        WrittenText(item=a.item, tokens=a.tokens, finish=a.finish_reason, count=a.completion_tokens)
-        for a in answers(server, requests, len(requests) if at_once else 1)
-    )
+    return tuple(answers(server, requests, len(requests) if at_once else 1))
 
 
 def _replays(folder: Path) -> Counter[tuple[str, int]]:

@@ -21,20 +21,17 @@ from assay.harness.evidence.invariance import (
     InvarianceFolder,
     InvarianceManifest,
     TracedPlace,
-    WrittenText,
 )
-from assay.harness.evidence.nonce import RUN
+from assay.harness.evidence.records import Answer
+from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, possible, server_of
 from assay.harness.judge.invariance_outcome import (
     BASE_AGAIN,
-    ArmOutcome,
+    ArmJudge,
     bounds,
-    drafted_by,
-    outcome_of,
     rounds_by_shape,
     smallest,
 )
-from assay.harness.judge.probe_scores import Bound, Measure
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance.asking import AskedArm, ask, request_of, write_texts
 from assay.harness.run.invariance.invariance_plan import InvariancePlan
@@ -99,18 +96,20 @@ class InvarianceSession:
             base = self._base("base")
             again = [self._base(why) for why in BASE_AGAIN[: None if rounds_by_shape(self.plan.dtype) else 1]]
             self._sensitivity()
-            limits = bounds(base, again, self.plan.dtype)
+            plan, dtype = self.plan, self.plan.dtype
+            limits, flags = bounds(base, again, dtype), plan.run.spec.reference.flags
+            judge = ArmJudge(self.records, limits, plan.known, dtype, flags)
             for number, arm in enumerate(self.plan.arms, 1):
                 if self.plan.minutes and time.monotonic() - begun > 60 * self.plan.minutes:
                     break
                 self.display.count("arms", number, len(self.plan.arms))
                 self._arm(arm, self.plan.mode)
             for arm in self.plan.arms:
-                self._reduce(arm, limits)
-            while self.plan.mode == "pairs" and (arm := unexplained(self._states(limits), self.plan.known)):
+                self._reduce(arm, judge)
+            while self.plan.mode == "pairs" and (arm := unexplained(self._states(judge), plan.known)):
                 self._arm(arm, "reduction")
-                self._reduce(arm, limits)
-            self._trace(limits)
+                self._reduce(arm, judge)
+            self._trace(judge)
         finally:
             self._stop()
         self.folder.seal()
@@ -124,35 +123,26 @@ class InvarianceSession:
             )
         return record
 
-    def _outcome(self, record: ArmRecord, limits: dict[Measure, Bound]) -> ArmOutcome | None:
-        """Return what an arm that was run shows; None if its base was not run."""
-        known, arm = self.plan.known, frozenset(record.features)
-        base = self.records.get(base_of(arm, known))
-        if base is None or not base.complete:
-            return None
-        drafted = drafted_by(arm, self.records, known, self.plan.run.spec.reference.flags)
-        return outcome_of(base, record, limits, known, self.plan.dtype, drafted)
-
-    def _differs(self, arm: Arm, limits: dict[Measure, Bound]) -> bool | None:
+    def _differs(self, arm: Arm, judge: ArmJudge) -> bool | None:
         """Return whether an arm that was run differs from its base; None if that cannot be said, or is not so each time."""
-        judged = self._outcome(self.records[arm], limits) if arm not in self._unsteady else None
-        return {"differs": True, "same": False}.get(judged.state) if judged else None
+        states = {"differs": True, "same": False}
+        return None if arm in self._unsteady else states.get(judge.outcome(self.records[arm]).state)
 
-    def _states(self, limits: dict[Measure, Bound]) -> dict[Arm, bool | None]:
-        return {arm: self._differs(arm, limits) for arm in self.records if arm}
+    def _states(self, judge: ArmJudge) -> dict[Arm, bool | None]:
+        return {arm: self._differs(arm, judge) for arm in self.records if arm}
 
-    def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
+    def _reduce(self, arm: Arm, judge: ArmJudge) -> None:
         """Run parts of a failing arm until it is known which is the smallest that fails, and each of its features alone.
 
         What was asked for exactly is not made smaller. What does not fail each time is not reduced: a part that passes may fail
         the next time.
         """
         known = self.plan.known
-        states = self._states(limits)
+        states = self._states(judge)
         failed = [each for each, differs in states.items() if differs]
         if arm not in failed or any(len(each) == 1 and each <= arm for each in failed):
             return
-        if not any(each < arm for each in failed) and not self._fails_again(arm, limits):
+        if not any(each < arm for each in failed) and not self._fails_again(arm, judge):
             return
 
         def fails(features: Arm) -> bool | None:
@@ -160,7 +150,7 @@ class InvarianceSession:
                 return None
             if features not in self.records:
                 self._arm(features, "reduction")
-            return self._differs(features, limits)
+            return self._differs(features, judge)
 
         passed = [each for each, differs in states.items() if differs is False]
         exactly = self.plan.mode == "exactly"
@@ -169,19 +159,15 @@ class InvarianceSession:
             if (alone := closed([id_], known)) != smallest:
                 fails(alone)
 
-    def _fails_again(self, arm: Arm, limits: dict[Measure, Bound]) -> bool:
+    def _fails_again(self, arm: Arm, judge: ArmJudge) -> bool:
         """Ask a failing arm a second time; return False if it is then the same as its base."""
-        judged = self._outcome(self._arm(arm, "asked again"), limits)
-        if judged is not None and judged.state == "same":
+        if judge.outcome(self._arm(arm, "asked again")).state == "same":
             self._unsteady.add(arm)
         return arm not in self._unsteady
 
-    def _trace(self, limits: dict[Measure, Bound]) -> None:
+    def _trace(self, judge: ArmJudge) -> None:
         """Ask the smallest sets that differ again, their bases before them, with a trace of the first place at which they do."""
-        judged = {
-            arm: self._outcome(self.records[arm], limits) for arm in self.records if arm and arm not in self._unsteady
-        }
-        failing = {arm: shows for arm, shows in judged.items() if shows is not None and shows.state == "differs"}
+        failing = {arm: judge.outcome(self.records[arm]) for arm, differs in self._states(judge).items() if differs}
         places = {
             arm: TracedPlace(probe=first.probe, index=first.index)
             for arm in smallest(failing)
@@ -223,7 +209,7 @@ class InvarianceSession:
         recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
         asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent)
         over = ask(server.engine, server.folder, asked)
-        texts: tuple[WrittenText, ...] = ()
+        texts: tuple[Answer, ...] = ()
         if record.traced is None and not longer:
             texts = write_texts(
                 server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm

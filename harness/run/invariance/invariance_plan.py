@@ -106,6 +106,7 @@ def plan_invariance(
         asked: ids of the features to switch; empty for all that can be.
         mode: "pairs" for a covering array, "singles" for each feature alone, "exactly" for all of `asked` together.
         minutes: how long arms are run; 0 for as long as they take.
+        gpus: GPUs of the machine.
 
     Raises:
         UsageError: an unknown feature, one that cannot be switched here, or features for "exactly" that exclude each other.

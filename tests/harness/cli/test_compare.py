@@ -32,7 +32,7 @@ def test_a_regression_exits_with_1_and_is_shown_and_written(
     assert "not checked: whether the kernel under test computed the answers" in shown
     assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", "--json") == 1
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/2", "regression", 1)
+    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/3", "regression", 1)
     assert "assay_synthetic" in files[0].read_text()
     (suite,) = JUnitXml.fromfile(str(files[1]))
     results = {case.name: [type(one).__name__ for one in case.result] for case in suite}

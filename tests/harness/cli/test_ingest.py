@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from assay.harness.ingest.result import IngestResult
+
 LOG = Path(__file__).parents[2] / "data/sglang_log/seed.log"
 
 
@@ -21,9 +23,10 @@ def test_ingest_prints_the_findings_and_exits_with_the_verdict(
 
 def test_ingest_writes_its_reports(call: Callable[..., int], tmp_path: Path) -> None:
     assert call("ingest", str(LOG), "--out", str(tmp_path / "r")) == 1
-    assert sorted(one.name for one in (tmp_path / "r").iterdir()) == ["ingest.html", "ingest.json", "ingest.junit.xml"]
+    assert sorted(one.name for one in (tmp_path / "r").iterdir()) == ["ingest.html", "ingest.json"]
     written = json.loads((tmp_path / "r/ingest.json").read_text())
     assert (written["schema"], written["exit_code"]) == ("assay.ingest/1", 1)
+    assert len(IngestResult.model_validate(written).documents[0].file.sha256) == 64
 
 
 def test_an_unknown_file_gives_no_verdict_and_a_missing_one_is_a_usage_error(

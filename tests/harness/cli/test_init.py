@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.cli.init import starter_files, the_kernel
+from assay.harness.cli.init import _starter_files, _the_kernel
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
 
@@ -109,16 +109,16 @@ def test_several_kernels_or_none_are_a_usage_error(repository: Path) -> None:
     (repository / "src" / "more").mkdir(parents=True)
     (repository / "src" / "more" / "flash.py").write_text("def forward(call: 'assay.AttentionCall'): ...\n")
     with pytest.raises(UsageError, match=r"2 kernels were found in .*: mine\.attention:forward, more\.flash:forward\.") as one:
-        the_kernel(repository)
+        _the_kernel(repository)
     assert "assay init mine.attention:forward" in one.value.do
     (repository / "mine" / "attention.py").write_text("def broken(:\n")
     (repository / "src" / "more" / "flash.py").unlink()
     with pytest.raises(UsageError, match="No kernel was found"):
-        the_kernel(repository)
+        _the_kernel(repository)
 
 
 def test_an_installable_repository_is_installed_in_ci() -> None:
-    files = starter_files("sage_attn", 0.02, "assay-harness @ git+https://example.org/assay", is_package=True)
+    files = _starter_files("sage_attn", 0.02, "assay-harness @ git+https://example.org/assay", is_package=True)
     assert "pip install -e ." in files[".github/workflows/assay.yml"]
     assert "ASSAY: assay-harness @ git+https://example.org/assay\n" in files[".github/workflows/assay.yml"]
     assert tomllib.loads(files["assay.toml"])["run"]["candidate"] == "sage_attn"

@@ -85,7 +85,7 @@ def test_output_that_cannot_be_written_is_no_verdict_and_says_so(tmp_path: Path)
 
 def test_what_an_encoding_lacks_is_written_as_an_escape(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = "from assay.harness.cli.streams import keep_open; keep_open(); print('gr\\u00f6\\u00dfe')"
+    code = "from assay.harness.cli.output import keep_open; keep_open(); print('gr\\u00f6\\u00dfe')"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, rb"gr\xf6\xdfe" + b"\n"), done.stderr
 

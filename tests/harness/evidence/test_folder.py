@@ -73,6 +73,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
         ({"model_hashes": {"reference": "1", "candidate": "2"}}, "model's files changed"),
         ({"items_hash": "2"}, "questions changed"),
         ({"packages": {"torch": "3"}}, "packages changed"),
+        ({"hardware": "another machine"}, "hardware changed"),
     ],
 )
 def test_a_different_run_is_not_resumed(tmp_path: Path, changes: dict[str, object], says: str) -> None:

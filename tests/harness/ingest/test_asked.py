@@ -19,11 +19,8 @@ def asked(**more: Any) -> Asked:
 @pytest.mark.parametrize(
     ("difference", "named"),
     [
-        ({"task": TASK | {"shots": 5}}, {"what": "shots", "a": "0", "b": "5"}),
         ({"task": TASK | {"version": 2}}, {"what": "version", "a": "1", "b": "2"}),
         ({"task": TASK | {"tokenizer": "other"}}, {"what": "tokenizer", "a": "tok", "b": "other"}),
-        ({"task": TASK | {"template": "other"}}, {"what": "template", "a": "t", "b": "other"}),
-        ({"task": TASK | {"dataset_path": "org/arc"}}, {"setting": "dataset_path", "a": "org/gsm8k", "b": "org/arc"}),
         ({"generation": {"temperature": 0.7, "top_p": 1}}, {"setting": "temperature", "a": "0", "b": "0.7"}),
         ({"generation": {"temperature": 0}}, {"setting": "top_p", "a": "1", "b": None}),
     ],

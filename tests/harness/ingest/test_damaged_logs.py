@@ -27,7 +27,7 @@ def truth(lines: list[str]) -> tuple[int, int, int, int]:
 
 def counted(log: Log) -> tuple[int, int, int, int]:
     prefills, decodes = (sum(getattr(each, kind).count for each in log.servers) for kind in ("prefills", "decodes"))
-    metrics = sum(each.text.startswith("[METRIC] ") for each in log.metrics)
+    metrics = sum(each.at.text.startswith("[METRIC] ") for each in log.metrics)
     return prefills, sum(each.new_tokens for each in log.servers), metrics, decodes
 
 

@@ -22,36 +22,6 @@ def by_id(document: FileDocument) -> dict[str, CitedFinding]:
     return {one.id: one for one in document.findings}
 
 
-@pytest.fixture
-def seed(seed_log: Path) -> FileDocument:
-    return sglang_log.READER.read(SourceFile.of(seed_log))
-
-
-def test_all_findings_of_the_seed(seed: FileDocument) -> None:
-    assert {one.id: one.severity for one in seed.findings} == {
-        "score-below-guessing": "serious",
-        "score-below-bound": "serious",
-        "answers-unparsed": "warning",
-        "runaway-generations": "warning",
-        "prefix-untested": "warning",
-        "decode-not-shown": "warning",
-        "retry-hid-failure": "warning",
-        "kernel-not-loaded": "info",
-        "offline-retry": "info",
-    }
-
-
-def test_what_is_more_severe_comes_first(tmp_path: Path) -> None:
-    text = (
-        "[METRIC] mmlu_score=0.21875\n100%|██████████| 64/64 [01:04<00:00,  1.01s/it]\n"
-        "[2026-01-24 18:15:48] SageAttention is not available, falling back to Triton\n"
-    )
-    assert [(one.id, one.severity) for one in ingested(tmp_path, text).findings] == [
-        ("fallback", "warning"),
-        ("score-below-guessing", "info"),
-    ]
-
-
 def test_figures_by_server_are_not_trusted_where_the_time_goes_back(seed_log: Path, tmp_path: Path) -> None:
     text = seed_log.read_text() + "\n[2026-01-24 18:00:00] The server is fired up and ready to roll!\n"
     found = by_id(ingested(tmp_path, text))
@@ -59,40 +29,11 @@ def test_figures_by_server_are_not_trusted_where_the_time_goes_back(seed_log: Pa
     assert "score-below-guessing" in found
 
 
-def test_every_finding_cites_lines_that_say_so(seed: FileDocument, seed_log: Path) -> None:
-    lines = seed_log.read_text().splitlines()
-    words = {
-        "score-below-guessing": "mmlu_score=0.125",
-        "score-below-bound": "not greater than or equal to 0.6",
-        "answers-unparsed": "mmlu_score=0.125",
-        "runaway-generations": "max_tokens=2048",
-        "prefix-untested": "#cached-token: 1219",
-        "decode-not-shown": "Decode batch",
-        "retry-hid-failure": "Traceback",
-        "kernel-not-loaded": "Failed to load JIT KV-Cache kernel",
-        "offline-retry": "MaxRetryError",
-    }
-    for finding in seed.findings:
-        cited = [lines[one.first - 1] for one in finding.cites]
-        assert all(one.first and one.last >= one.first for one in finding.cites)
-        assert any(words[finding.id] in line for line in cited), finding.id
-
-
-def test_numbers_of_findings_are_those_of_the_log_and_of_the_exact_test(seed: FileDocument) -> None:
-    evidence = by_id(seed)["score-below-guessing"].evidence[0]
+def test_the_p_value_is_that_of_the_exact_test(seed_log: Path) -> None:
+    """What else is found in the seed's log is in tests/data/golden/ingest-log.txt."""
+    evidence = by_id(sglang_log.READER.read(SourceFile.of(seed_log)))["score-below-guessing"].evidence[0]
     p = float(re.search(r"p = ([\d.e-]+)", evidence)[1])  # type: ignore[index]
     assert p == pytest.approx(binom.cdf(8, 64, 0.25), rel=0.02)
-    assert by_id(seed)["prefix-untested"].diagnosis.startswith("34 % of the prompt tokens of the failing test")
-    assert "36 answers ran to the limit of 2048 tokens" in by_id(seed)["runaway-generations"].diagnosis
-
-
-def test_the_conclusion_is_a_command_with_the_logs_own_names(seed: FileDocument) -> None:
-    assert seed.next_steps == (
-        "assay check sage_attn_as_shipped",
-        "assay run --suites layers,logits --candidate sage_attn_as_shipped "
-        "--reference triton --device cuda --model meta-llama/Llama-3.1-8B-Instruct",
-        "assay run --candidate sage_attn_as_shipped --reference triton --device cuda --model meta-llama/Llama-3.1-8B-Instruct",
-    )
 
 
 def test_a_name_that_a_shell_would_take_for_something_else_is_left_out(seed_log: Path, tmp_path: Path) -> None:
@@ -132,16 +73,19 @@ def test_a_server_that_failed_says_why_as_one_of_assays_own_does(name: str) -> N
 
 STAMP = "[2026-01-24 18:15:48] "
 CRASH = (
+    "[METRIC] mmlu_score=0.21875\n100%|██████████| 64/64 [01:04<00:00,  1.01s/it]\n"
     f"{STAMP}Prefill batch, #new-seq: 1, #new-token: 41, #cached-token: 77, token usage: 0.00, #running-req: 0, #queue-req: 0,\n"
     f"{STAMP}SageAttention is not available, falling back to Triton\n"
     f"{STAMP}CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 )
 
 
-def test_the_worst_warning_comes_first(tmp_path: Path) -> None:
-    first, *others = ingested(tmp_path, CRASH).findings
-    assert (first.id, [one.id for one in others]) == ("crash", ["fallback"])
-    assert "memory" in first.diagnosis, "why it crashed"
+def test_the_worst_finding_comes_first(tmp_path: Path) -> None:
+    found = ingested(tmp_path, CRASH).findings
+    assert [(one.id, one.severity) for one in found] == [
+        ("crash", "warning"), ("fallback", "warning"), ("score-below-guessing", "info"),
+    ]  # fmt: skip
+    assert "memory" in found[0].diagnosis, "why it crashed"
 
 
 @pytest.mark.parametrize(("invalid", "severity"), [("0.720", "warning"), ("0.050", "info"), ("0.000", None)])

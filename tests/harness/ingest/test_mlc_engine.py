@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.harness.ingest import mlc_engine
+from assay.harness.ingest import mlc_trace
 from assay.harness.ingest.mlc_trace import StepTrace
 from assay.harness.ingest.source_file import SourceFile
 
@@ -18,11 +18,11 @@ TEXT = DATA.read_text()
 def read(tmp_path: Path, data: bytes | str) -> StepTrace:
     path = tmp_path / "trace.txt"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return mlc_engine.READER.steps(SourceFile.of(path))
+    return mlc_trace.READER.steps(SourceFile.of(path))
 
 
 def test_the_excerpt_is_understood_to_the_last_line() -> None:
-    document = mlc_engine.READER.read(SourceFile.of(DATA))
+    document = mlc_trace.READER.read(SourceFile.of(DATA))
     assert (document.file.lines, document.file.read, document.file.unread) == (147, 147, 0)
     assert document.findings == ()
     facts = {fact.id: fact for fact in document.facts}
@@ -65,5 +65,5 @@ def test_every_prefix_is_read(tmp_path: Path) -> None:
 def test_other_files_are_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("INFO: started\n" * 50)
-    assert not mlc_engine.READER.recognises(SourceFile.of(path))
-    assert mlc_engine.READER.recognises(SourceFile.of(DATA))
+    assert not mlc_trace.READER.recognises(SourceFile.of(path))
+    assert mlc_trace.READER.recognises(SourceFile.of(DATA))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.ingest import mlc_engine
+from assay.harness.ingest import mlc_trace
 from assay.harness.ingest.source_file import SourceFile
 
 LINES = (Path(__file__).parents[2] / "data" / "traces" / "mlc_engine.txt").read_text().splitlines()
@@ -86,7 +86,7 @@ def test_a_broken_rule_is_found_where_it_is_broken(
     edit(lines)
     path = tmp_path / "trace.txt"
     path.write_text("\n".join(lines))
-    found = mlc_engine.READER.steps(SourceFile.of(path))
+    found = mlc_trace.READER.steps(SourceFile.of(path))
     first = next(one for one in found.violations if one.rule == rule)
     assert first.where == where
     assert (first.says, first.places) == (says, places)
@@ -95,13 +95,13 @@ def test_a_broken_rule_is_found_where_it_is_broken(
 def test_a_whole_trace_keeps_all_rules(tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("\n".join(LINES))
-    assert mlc_engine.READER.steps(SourceFile.of(path)).violations == ()
+    assert mlc_trace.READER.steps(SourceFile.of(path)).violations == ()
 
 
 def test_violations_are_counted_beyond_those_that_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("\n".join(LINES[:13] + [line for line in LINES[13:80] * 8 if "end_forward" not in line]))
-    document = mlc_engine.READER.read(SourceFile.of(path))
+    document = mlc_trace.READER.read(SourceFile.of(path))
     shown = [one for one in document.findings if one.id == "trace-begin-not-closed"]
     assert len(shown) == 5
     assert shown[0].evidence[-1].endswith("such places in the trace")

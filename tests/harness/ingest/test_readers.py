@@ -12,7 +12,7 @@ import pytest
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest import inspect_ai, lm_eval, simple_evals
-from assay.harness.ingest.recognise import compare, ingest, readers
+from assay.harness.ingest.recognise import READERS, compare, ingest
 from assay.harness.ingest.result import UNKNOWN
 from assay.harness.ingest.result_set import ReadResults, StatedScore
 from assay.harness.ingest.source_file import SourceFile
@@ -21,7 +21,7 @@ from assay.harness.ingest.tensor_diff import TensorRule
 
 def load(path: Path) -> ReadResults:
     source = SourceFile.of(path)
-    return next(one for one in readers() if one.recognises(source)).results(source, "")
+    return next(one for one in READERS if one.recognises(source)).results(source, "")
 
 
 def test_lm_eval_gives_the_documents_with_their_hashes_and_the_settings_of_the_run(data: Path) -> None:

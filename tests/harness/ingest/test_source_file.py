@@ -24,7 +24,7 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
         (b"one", ["one"]),
         (b"one\n", ["one"]),
         (b"one\r\ntwo\n\nfour\r", ["one", "two", "", "four"]),
-        (b"10%\r20%\nx\x0cy\x85z\n", ["10%\r20%", "x\x0cy…z"]),  # only a line feed ends a line
+        ("10%\r20%\nx\x0cy\x85z\n".encode(), ["10%\r20%", "x\x0cy\x85z"]),  # only a line feed ends a line
         (codecs.BOM_UTF8 + "é\nü".encode(), ["é", "ü"]),
         ("é\r\nü\n".encode("utf-16"), ["é", "ü"]),
     ],
@@ -34,19 +34,18 @@ def test_lines_are_those_of_grep(path: Path, data: bytes, lines: list[str]) -> N
     assert lines_of(path) == list(enumerate(lines, 1))
 
 
-def test_only_lines_that_do_not_decode_are_read_otherwise_and_counted(path: Path) -> None:
-    path.write_bytes("é\n".encode() + b"\xe9\n" + "ü\ufffd\n".encode() + b"\xfc\r\n")
+def test_only_lines_that_do_not_decode_are_counted(path: Path) -> None:
+    path.write_bytes("é\n".encode() + b"\xe9\n" + "ü\n".encode() + b"\xfc\r\n")
     file = SourceFile.of(path)
-    assert [text for _, text in file.lines()] == ["é", "é", "ü\ufffd", "ü"]
-    assert (file.foreign, file.first_foreign) == (2, 2)
+    for _ in "ab":  # once, however often it is read
+        assert [text for _, text in file.lines()] == ["é", "\ufffd", "ü", "\ufffd"]
+        assert (file.foreign, file.first_foreign) == (2, 2)
     assert file.encoding_notes() == ("2 lines are not UTF-8 (the first is line 2)",)
-    list(file.lines())
-    assert file.foreign == 2  # once, however often it is read
 
 
-def test_a_folder_has_the_size_of_its_files_and_no_hash(tmp_path: Path) -> None:
+def test_a_folder_has_the_size_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/b").write_bytes(b"123")
     (tmp_path / "c").write_bytes(b"45")
     folder = SourceFile.of(tmp_path)
-    assert (folder.size, folder.sha256(), SourceFile.of(tmp_path / "c").size) == (5, "", 2)
+    assert (folder.size, SourceFile.of(tmp_path / "c").size) == (5, 2)

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.judge.history import RunLine, check_repeated, line_of, list_runs, report_of, worst_own
+from assay.harness.judge.history import RunLine, _line_of, check_repeated, list_runs, report_of, worst_own
 from assay.harness.judge.report import NOT_FINITE, LayersResult, TruthRow
 from assay.harness.statement import state
 from assay.reports.write import write_reports
@@ -68,7 +68,7 @@ def test_a_run_names_the_earlier_ones_of_its_treatment(tmp_path: Path, examples:
         report = report.model_copy(update={"created": f"2026-11-2{day}T10:00:00Z"})
         write_reports(report, tmp_path / f"run-{day}")
         if day == 1:
-            first = line_of(report, "")
+            first = _line_of(report, "")
     (found,) = check_repeated(tmp_path / "run-9", LAST, first.compared)
     seen = state("ran-before", runs=2, verdicts=[("regression", 2)], last="run-2")
     assert (found.status, found.outcome) == ("not checked", seen)
@@ -79,5 +79,5 @@ def test_a_run_names_the_earlier_ones_of_its_treatment(tmp_path: Path, examples:
 def test_earlier_passes_alone_are_no_doubt(tmp_path: Path, examples: ModuleType) -> None:
     report = examples.passing().model_copy(update={"created": "2026-11-20T10:00:00Z"})
     write_reports(report, tmp_path / "old")
-    (found,) = check_repeated(tmp_path / "new", LAST, line_of(report, "").compared)
+    (found,) = check_repeated(tmp_path / "new", LAST, _line_of(report, "").compared)
     assert (found.status, found.outcome) == ("ok", state("ran-before", runs=1, verdicts=[("pass", 1)], last="old"))

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from assay.harness.errors import EvidenceError, ExitCode
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder
@@ -16,10 +14,7 @@ from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, Finding
 from assay.reports.invariance import invariance_document
-from assay.reports.junit import to_junit
-from assay.reports.markdown import to_markdown
 from assay.reports.page import to_html
-from assay.reports.terminal import render
 
 Judge = Callable[..., InvarianceResult]
 
@@ -266,14 +261,3 @@ def test_a_folder_without_a_base_is_refused(tmp_path: Path, arm_records: ModuleT
     arm_records.write(folder, [], base=False)
     with pytest.raises(EvidenceError, match="no base"):
         judge_invariance(folder)
-
-
-def test_the_result_is_shown_in_every_medium(judged: Judge, arm_records: ModuleType) -> None:
-    arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3, decode=0.5)]
-    document = invariance_document(judged(arms))
-    console = Console(record=True, width=200, quiet=False, file=io.StringIO())
-    render(document, console)
-    for shown in (console.export_text(), to_html(document), to_markdown(document), to_junit(document)):
-        assert "page-size" in shown
-        assert "prefix-cache" in shown
-    assert InvarianceResult.model_validate_json(document.json(document.result)) == document.result

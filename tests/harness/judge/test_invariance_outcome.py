@@ -10,7 +10,7 @@ import pytest
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.invariance import ArmRecord, Scores
 from assay.harness.judge.invariance_arms import BASE
-from assay.harness.judge.invariance_outcome import bounds, drafted_by, factor, floor_of, outcome, outcome_of, widened
+from assay.harness.judge.invariance_outcome import ArmJudge, bounds, factor, floor_of, outcome, widened
 from assay.harness.judge.probe_scores import Bound, Measure
 from assay.harness.statement import state
 
@@ -119,12 +119,13 @@ def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType,
 def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: ModuleType, limits: Limits) -> None:
     known = {"draft": Feature("draft", "", drafts=3.0), "ngram": Feature("ngram", "")}
     lost, kept = (arm_records.arm("draft", verifications=passes) for passes in (arm_records.DEPTH, 2))
-    shown = outcome_of(arm_records.BASE, lost, limits, known, "float32")
+    judge = ArmJudge({BASE: arm_records.BASE}, limits, known, "float32")
+    shown = judge.outcome(lost)
     assert shown.state == "differs"
     assert shown.why == (state("arm-differs", by="drafts declared", accepted=1.0, declared=3.0),)
-    assert outcome_of(arm_records.BASE, kept, limits, known, "float32").state == "same"
+    assert judge.outcome(kept).state == "same"
     ngram = arm_records.arm("ngram", verifications=arm_records.DEPTH)
-    assert outcome_of(arm_records.BASE, ngram, limits, known, "float32").state == "same", "nothing is declared"
+    assert judge.outcome(ngram).state == "same", "nothing is declared"
 
 
 @pytest.mark.parametrize(
@@ -139,13 +140,13 @@ def test_drafts_that_a_second_feature_loses_are_a_difference(
     alone, both = arm_records.drafting("draft", passes=2), arm_records.drafting("draft", "page", passes=passes, odd=odd)
     base = arm_records.BASE.model_copy(update={"replies": alone.replies})
     records = {frozenset(record.features): record for record in (base, alone, both)}
-    drafted = drafted_by(frozenset(both.features), records, known, ())
-    assert drafted is alone
-    shown = outcome_of(base, both, limits, known, "float32", drafted)
+    judge = ArmJudge(records, limits, known, "float32")
+    assert judge.drafted_by(frozenset(both.features)) is alone
+    shown = judge.outcome(both)
     assert shown.state == expected
     if passes == 3:
         assert shown.why == (state("arm-differs", by="drafts", passes=120, alone=80, arm="draft"),)
-    assert outcome_of(base, both, limits, known, "float32").state == "same", "nothing is compared"
+    assert ArmJudge({BASE: base}, limits, known, "float32").outcome(both).state == "same", "nothing is compared"
 
 
 def test_whose_drafts_an_arms_are_compared_with(arm_records: ModuleType) -> None:
@@ -156,7 +157,7 @@ def test_whose_drafts_an_arms_are_compared_with(arm_records: ModuleType) -> None
         ({"page"}, (), None), ({"page"}, eagle, BASE), ({"page"}, ngram, None), ({"draft"}, (), None),
         ({"draft", "page"}, (), {"draft"}), ({"ngram", "page"}, (), None),
     ):  # fmt: skip
-        found = drafted_by(frozenset(features), records, known, flags)
+        found = ArmJudge(records, {}, known, "float32", flags).drafted_by(frozenset(features))
         assert found is (None if expected is None else records[frozenset(expected)]), (features, flags)
 
 
@@ -235,13 +236,13 @@ def test_another_end_is_a_difference(arm_records: ModuleType, limits: Limits) ->
     assert aborted.state == "differs"
     assert aborted.why == (state("arm-differs", by="ends", answers=1, probe="2+8", before="length", now="abort"),)
     text = arm_records.text("yes", "no", 0.5)
-    stopped = text.model_copy(update={"finish": "stop", "count": 9})
+    stopped = text.model_copy(update={"finish_reason": "stop", "completion_tokens": 9})
     base, record = (each.model_copy(update={"texts": (end,)}) for each, end in ((arm_records.BASE, text), (arm, stopped)))
     found = outcome(base, record, limits)
     assert found.state == "differs"
     ends = {"before": ("length", 1), "now": ("stop", 9)}
     assert found.why == (state("arm-differs", by="ends of texts", texts=1, first="greedy-000", **ends),)
-    tie = arm_records.text("no", "yes", 1e-4).model_copy(update={"finish": "stop", "count": 9})
+    tie = arm_records.text("no", "yes", 1e-4).model_copy(update={"finish_reason": "stop", "completion_tokens": 9})
     base, record = (
         each.model_copy(update={"texts": (end,)}) for each, end in ((base, arm_records.text("yes", "no", 1e-4)), (arm, tie))
     )

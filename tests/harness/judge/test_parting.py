@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from assay.harness.evidence.trace import Trace
-from assay.harness.judge.traces import Parting, least_error, parting
+from assay.harness.judge.traces import _Parting, least_error, parting
 
 LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 8
 PROMPT, CACHED = 12, 5
@@ -31,7 +31,7 @@ def trace(noise: float = 0.0, cached: int = CACHED, seed: int = 1) -> Trace:
     return Trace("t", positions + 50, positions, ("extend",) * new, outputs, queries, *computed, keys, values)
 
 
-def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: int) -> Parting:
+def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: int) -> _Parting:
     other = trace(**of)
     if spoil:
         spoil(other)

@@ -11,7 +11,6 @@ import pytest
 from assay.harness.config import RunSpec
 from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.engines.sglang.server import SGLangServer
-from assay.harness.errors import EvidenceError
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import open_folder
@@ -56,9 +55,3 @@ def test_nothing_is_looked_for_where_nothing_can_differ(
     for role in ROLES:
         make_run_engine(plan, folder, role)
     assert folder.read(COMMON_SETTINGS) is None
-
-
-def test_common_settings_of_another_run_are_refused(tmp_path: Path) -> None:
-    COMMON_SETTINGS.write(tmp_path, FORCED.model_copy(update={"run": "another"}))
-    with pytest.raises(EvidenceError, match="run another"):
-        COMMON_SETTINGS.read(tmp_path, "mine")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -284,36 +280,4 @@ def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> N
     assert time.monotonic() - begun[0] < 8
     assert folder.read(MATRIX) is None
     assert folder.read(CAUSE) is not None
-    assert_nothing_left(folder)
-
-
-@pytest.mark.slow  # fast: test_nothing_outlives_a_caller_that_is_killed of the worker
-def test_a_run_that_is_killed_takes_the_kernel_with_it(opened: Callable[..., Opened]) -> None:
-    _, folder = opened("hangs_on_the_matrix")
-    code = """
-import sys
-from pathlib import Path
-from rich.console import Console
-from assay.harness.run.kernel_process import examine_kernel
-from assay.harness.run.plan import prepare
-from assay.harness.config import recorded_spec
-from assay.harness.evidence.folder import RunFolder
-from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN
-from assay.harness.progress import ProgressDisplay
-folder = RunFolder(Path("run"))
-examine_kernel(prepare(recorded_spec(folder.manifest().spec)), folder, ProgressDisplay(Console(quiet=True)))
-"""
-    path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": path}
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=environment) as process:
-        wait_until_it_hangs(folder)
-        below = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        left = psutil.wait_procs(below, timeout=BUSY_S)[1]
-        process.kill()  # whatever came of it, this test does not wait for it
-        assert left == []
-        assert len(below) == 2, "a guardian and the kernel's process"
-    deadline = time.monotonic() + BUSY_S
-    while list(Path(tempfile.gettempdir()).iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.05)
     assert_nothing_left(folder)

@@ -45,23 +45,6 @@ def test_a_run_of_a_kernel_that_changed_is_not_resumed(kernel: Path, tmp_path: P
         opened(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("model_hashes", {"reference": "another", "candidate": "another"}, "the model's files changed"),
-        ("items_hash", "another", "the questions changed"),
-        ("packages", {"sglang": "0"}, "the packages changed"),
-        ("hardware", "another machine", "the hardware changed"),
-    ],
-)
-def test_a_run_of_anything_else_is_not_resumed(kernel: Path, tmp_path: Path, field: str, value: object, words: str) -> None:
-    folder = opened(tmp_path / "run")
-    other = folder.manifest().model_copy(update={field: value})
-    (folder.path / "manifest.json").write_text(other.model_dump_json())
-    with pytest.raises(UsageError, match=words):
-        opened(tmp_path / "run")
-
-
 def test_a_run_records_no_secret_that_was_given(kernel: Path, tmp_path: Path) -> None:
     sides = [
         Side(backend=name, flags=(f"--ssl-keyfile-password={value}",), environment={"HF_TOKEN": value})

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 from scipy.stats import wilcoxon
 
 from assay.harness.stats.multiple import holm
-from assay.harness.stats.ratio import MIN_RATIOS, _p_at_most, decide_ratios, dependence, mean_ratio, ratio_of, warm_up
+from assay.harness.stats.ratio import MIN_RATIOS, _mean_ratio, _p_at_most, decide_ratios, dependence, ratio_of, warm_up
 
 
 @pytest.fixture
@@ -210,11 +210,11 @@ def test_a_ratio_of_means_is_tested_by_the_random_order_of_blocks(rng: np.random
         times[:, 2:] *= slow * np.where(rng.random((12, 2, 8)) < tail, 20.0, 1.0)
         return [list(map(float, blocks)) for blocks in times.mean(axis=2)]
 
-    assert math.isnan(mean_ratio([], 1.1)[0])
-    assert mean_ratio(rounds(1.4), 1.1)[1] < 0.001
-    at_bound = [mean_ratio(rounds(1.1), 1.1)[1] <= 0.05 for _ in range(200)]
+    assert math.isnan(_mean_ratio([], 1.1)[0])
+    assert _mean_ratio(rounds(1.4), 1.1)[1] < 0.001
+    at_bound = [_mean_ratio(rounds(1.1), 1.1)[1] <= 0.05 for _ in range(200)]
     assert sum(at_bound) / 200 <= 0.05 + 0.046, "three standard errors"
-    seen = [mean_ratio(rounds(1.0, 0.02), 1.1)[0] > 1.1 for _ in range(50)]
+    seen = [_mean_ratio(rounds(1.0, 0.02), 1.1)[0] > 1.1 for _ in range(50)]
     assert sum(seen) / 50 >= 0.8, "one request in 50 that takes 20 times as long"
 
 

@@ -6,20 +6,27 @@ import ast
 import inspect
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from assay import harness
-from assay.harness.judge.judgement import measure
+from assay import harness, reports
+from assay.harness.judge.call_counts import CallSummary
+from assay.harness.judge.judgement import Metric, measure
+from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import WORDS, Statement, state
 from assay.harness.verdict import Check, Requirement
+from assay.reports.wording.envelope import envelope_lines
 from assay.reports.wording.requirements import said_check
-from assay.reports.wording.say import measured_of, say, sayings
+from assay.reports.wording.say import found_in, measured_of, say, sayings
+from assay.reports.wording.servers import counted_calls
 from assay.reports.wording.written import with_words
 
 HARNESS = Path(next(iter(harness.__path__)))
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "words.jsonl"
 OF_A_METRIC = {"part", "low", "high", "bound", "policy"}
 
 
@@ -59,6 +66,22 @@ def test_all_words_are_said_of_something() -> None:
     assert [id_ for id_ in sayings() if f'"{id_}"' not in text] == []
 
 
+def test_words_are_what_they_were(tmp_path: Path) -> None:
+    """Examples of statements and metrics, with what they are said to be, and of checks what would resolve them."""
+    lines, made = GOLDEN.read_text(encoding="utf-8").splitlines(), tmp_path / GOLDEN.name
+    now = [json.dumps(given | {"said": said(given)}, ensure_ascii=False) for given in map(json.loads, lines)]
+    made.write_text("\n".join(now) + "\n", encoding="utf-8")
+    assert now == lines, f"look at what is different, and if it is right, take it over: cp {made} {GOLDEN}"
+
+
+def said(given: dict[str, Any]) -> list[str]:
+    if "envelope" in given:
+        return envelope_lines(EnvelopeResult.model_validate(given["envelope"]))
+    if "metric" in given:
+        return list(measured_of(Metric.model_validate(given["metric"])))
+    return list(found_in(Statement.model_validate(given["statement"])))
+
+
 def test_words_are_beside_the_numbers_in_json_and_do_not_count_when_it_is_read() -> None:
     inner = state("all-answered", asked=8, answered=math.inf)
     check = Requirement("all-answered").check("missing", state("nested", inner=inner, counts=(1, math.nan)))
@@ -81,3 +104,19 @@ def test_what_a_later_assay_states_is_shown_as_it_is() -> None:
 @pytest.mark.parametrize("value", ["\ud800", ["\ud800"]])
 def test_a_statement_can_always_be_written(value: object) -> None:
     Statement.model_validate_json(state("text", value=value).model_dump_json())
+
+
+def test_counted_calls() -> None:
+    extend = CallSummary(phase="extend", kernel="triton", backend="triton", calls=12, calls_with_cached_prefix=0, layers=2)
+    decode = extend.model_copy(update={"phase": "decode", "calls": 24, "calls_in_graphs": 6, "calls_compiled": 14})
+    assert counted_calls(extend) == "extend: triton 12 calls"
+    assert counted_calls(decode) == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
+
+
+def test_no_text_advises_on_graphs_or_on_flags_that_a_run_may_not_have() -> None:
+    sources = [
+        path for room in (harness, reports) for path in Path(next(iter(room.__path__))).rglob("*.py") if "engines/" not in str(path)
+    ]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    assert not re.findall(r"run without CUDA graphs \(|server without graphs|replayed CUDA graphs:", text)
+    assert "without --disable-radix-cache" not in text

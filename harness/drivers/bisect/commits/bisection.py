@@ -42,7 +42,6 @@ def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True
     """Validate the settings of a bisection.
 
     Args:
-        repo: a folder of the repository.
         settings: fields of `BisectSpec`, with any revisions as `good` and `bad`; those that are None or empty get their default.
         ends: whether there are a good and a bad revision; the probe of a checkout has neither.
 
@@ -67,12 +66,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
     """Find the commit that made a kernel worse, or resume the bisection in its folder.
 
     Args:
-        spec: the question.
         out: where the state and the logs are kept; by default a folder named after the question.
-        say: receives a line for each probe.
-
-    Returns:
-        The state with its result, and the folder.
 
     Raises:
         UsageError: the folder holds another bisection, another process works in it, or an end is not what the user stated.

@@ -22,11 +22,7 @@ def measure(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool = False, 
     """Build the kernel of a worktree, and measure it in a fresh process.
 
     Args:
-        spec: the question, with its build command.
-        tree: top of the worktree.
-        log: gets what all processes print.
         name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
-        reproduce: the command that findings cite.
 
     Raises:
         BrokenEnvironment: the build exited with 128 or more, by git's convention a broken environment, or the process that

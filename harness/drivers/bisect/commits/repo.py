@@ -28,11 +28,7 @@ class Repository:
     """A git repository; only its list of worktrees is written to."""
 
     def __init__(self, path: Path) -> None:
-        """Find the repository that `path` lies in.
-
-        Raises:
-            UsageError: there is none, or git is not installed.
-        """
+        """Find the repository that `path` lies in."""
         if shutil.which("git") is None:
             raise UsageError("git is not installed.", "the command git", "install git")
         self.path = path

@@ -21,7 +21,7 @@ if find_spec("sglang") is None:  # which takes seconds to import
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import Fingerprint
-from assay.harness.fingerprint.checkpoint import described_part
+from assay.harness.fingerprint.checkpoint import _described_part
 from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
 from assay.harness.fingerprint.weights import WeightPlace, describe_weight, joined
 from tests.harness.engines.sglang.sharded_layers import ARRANGEMENTS, LAYERS, wholes
@@ -88,7 +88,7 @@ def test_a_checkpoint_has_what_ranks_share(layers: Any) -> None:
     stored = wholes()
     shapes = {name: tuple(each.shape) for name, each in stored.items()}
     files = Fingerprint(
-        source="files", engine="e", model="m", weights=tuple(described_part(name, each, shapes) for name, each in stored.items())
+        source="files", engine="e", model="m", weights=tuple(_described_part(name, each, shapes) for name, each in stored.items())
     )
     for variant, expected in (("same", []), ("rows", ["weights.order"]), ("columns", ["weights.order"])):
         for arrangement in ARRANGEMENTS:

@@ -18,7 +18,7 @@ from assay.harness.engines.sglang.features import features_of
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.judge.invariance_arms import BASE
-from assay.harness.judge.invariance_outcome import bounds
+from assay.harness.judge.invariance_outcome import ArmJudge, bounds
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance import drive, invariance_plan
@@ -262,4 +262,5 @@ def test_drafts_are_compared_with_those_of_the_same_speculation_alone(tmp_path: 
     alone, lost = arm_records.drafting("eagle", passes=2), arm_records.drafting("eagle", "page-size", passes=3)
     base = arm_records.BASE.model_copy(update={"replies": alone.replies})
     session.records |= {BASE: base, eagle: alone, both: lost}
-    assert session._states(bounds(base, [base], "bfloat16")) == {eagle: False, both: True}
+    judge = ArmJudge(session.records, bounds(base, [base], "bfloat16"), known, "bfloat16")
+    assert session._states(judge) == {eagle: False, both: True}

@@ -1,0 +1,162 @@
+"""The documents of bisections: of layers and of commits."""
+
+from __future__ import annotations
+
+from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState, CommitInfo
+from assay.harness.drivers.bisect.layer_task import LayerBisection
+from assay.harness.text import clip, counted, one_line, ranges
+from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Section, Table
+from assay.reports.page import TEXT_SHOWN
+from assay.reports.wording.bisection import RIGHT
+from assay.reports.wording.say import say
+from assay.reports.wording.written import worded_json
+
+_COLUMNS = ("probe", "for", "commit", "outcome", "worst call, or why skipped", "seconds")
+_STATUS = {"good": "pass", "bad": "regression", "skip": "warning"}
+_SUSPECTS = 100
+_HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
+
+
+def layers_document(result: LayerBisection) -> Document:
+    """The probes, what they were judged by, and the finding with the command that reproduces it."""
+    candidate = f"{one_line(result.candidate)} in layers"
+    right = f"{RIGHT[result.by]} of {result.prompts}"
+    columns = ("probe", candidate, right, "lost", "gained", "p (no loss)", "outcome")
+    rows = [
+        (
+            str(number),
+            ranges(probe.candidate),
+            str(probe.right),
+            str(probe.lost),
+            str(probe.gained),
+            f"{probe.p:.2g}",
+            Cell(probe.outcome, "regression" if probe.outcome == "wrong" else "pass"),
+        )
+        for number, probe in enumerate(result.probes, 1)
+    ]
+    sets = len({probe.candidate for probe in result.probes})
+    title = f"Layer bisection by {result.by}: {len(rows)} probes of {sets} sets over {len(result.layers)} layers"
+    repeats = "until one outcome leads by two, at most five times" if result.floor or result.candidate_floor else "once"
+    twice = (
+        f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}: "
+        f"each set is probed {repeats}."
+    )
+    known = f"the reference is right on {result.known} of {result.prompts} questions"
+    known += ", too few to detect a loss of answers" if result.by == "text" else ""
+    return Document(
+        command="bisect layers",
+        title=result.candidate,
+        verdict=None,
+        exit_code=int(result.exit_code),
+        headline=f"{_HEADINGS[result.outcome]}: {say(result.why)}",
+        body=[
+            *([Table(columns, rows, title, numbers=(0, 2, 3, 4, 5))] if rows else []),
+            Line(
+                f"Compared by {result.by} ({known}); the reference alone: {result.reference_right} of {result.prompts}."
+            ),
+            *([Line(twice)] if rows else []),
+            Line(f"The candidate computes {' and '.join(result.phases)}."),
+            Findings(result.findings),
+            *([] if result.findings else [Code(result.reproduce, "Repeat this bisection")]),
+        ],
+        result=result,
+        json=worded_json,
+    )
+
+
+def bisection_document(state: BisectState) -> Document:
+    """The commit, what changed in it, and every probe."""
+    result = state.result
+    assert result is not None
+    named, spec = result.outcome == "found", state.spec
+    asked = [("kernel", spec.kernel), ("good", spec.good[:12]), ("bad", spec.bad[:12])]
+    probes: list[Block] = [_probes(state), Code(state.command, "Repeat this bisection, in a new folder")]
+    return Document(
+        command="bisect commits",
+        title=one_line(state.spec.kernel, 60),
+        verdict="pass" if named else "inconclusive",
+        word="Found" if named else "Ambiguous",
+        headline=_headline(state, result),
+        meaning=result.commit.subject if result.commit else "",
+        crumbs=[state.spec.repo],
+        body=[
+            Facts(
+                [
+                    *((name, Cell(value, code=True)) for name, value in asked),
+                    ("classified by", "own error, compared with the bound of each call"),
+                ]
+            ),
+            _named(state, result),
+            _bug(result),
+            Section("Probes", [Line(_effort(state), "quiet"), Section("", probes, detail=True)], "probes"),
+        ],
+        foot=f"{state.schema_id}. Next to this file: report.json, the complete state.",
+        result=state,
+    )
+
+
+def _named(state: BisectState, result: BisectResult) -> Section:
+    """The commit; the suspects where none could be named."""
+    if (note := result.commit) is None:
+        suspects = [
+            (Cell(commit[:12], code=True), f" {one_line(state.history[commit])}")
+            for commit in result.suspects[:_SUSPECTS]
+        ]
+        return Section("Suspects", [Items(suspects, ordered=True)], "suspects")
+    blocks: list[Block] = [
+        Line(note.subject, "deciding"),
+        Line((Cell(note.commit, code=True), f" by {note.author}, {note.date}"), "quiet"),
+        *([Code(clip(note.body, TEXT_SHOWN), "Message")] if note.body else []),
+        Code(clip(note.diffstat, TEXT_SHOWN), "Changed"),
+        Line(f"Checked: {_checked(state, note)}."),
+    ]
+    return Section("The commit", blocks, "commit")
+
+
+def _checked(state: BisectState, named: CommitInfo) -> str:
+    """Say how the commit and its parents were classified."""
+    shown = [(named.commit, "the commit"), *((parent, f"its parent {parent[:12]}") for parent in named.parents)]
+    return "; ".join(f"{what} was {', '.join(state.outcomes(commit)) or 'not probed'}" for commit, what in shown)
+
+
+def _bug(result: BisectResult) -> Section:
+    blocks: list[Block] = [Findings(result.findings)] if result.findings else [Line("Not diagnosed.", "empty")]
+    if result.unclassified:
+        blocks.append(Line(f"Note: {counted(result.unclassified, 'commit')} could not be classified."))
+    return Section("What is wrong with it", blocks, "changed")
+
+
+def _probes(state: BisectState) -> Table:
+    rows = [
+        (
+            str(probe.number),
+            probe.purpose.replace("-", " "),
+            (Cell(probe.commit[:12], code=True), f" {one_line(state.history.get(probe.commit, ''), 60)}"),
+            Cell(probe.came_out, _STATUS[probe.came_out]),
+            one_line(probe.said),
+            f"{probe.seconds:.1f}",
+        )
+        for probe in state.probes
+    ]
+    return Table(_COLUMNS, rows, numbers=(0, 5))
+
+
+def _headline(state: BisectState, result: BisectResult) -> str:
+    """The result in one sentence."""
+    many = len(state.history)
+    if result.outcome == "found":
+        return f"{result.suspects[0][:12]} is the culprit among {many} commits."
+    return (
+        f"The culprit is one of {len(result.suspects)} commits among {many}: the commits between them cannot be classified, "
+        "so they are indistinguishable."
+    )
+
+
+def _effort(state: BisectState) -> str:
+    """The number of probes, and what one took."""
+    seconds = sorted(probe.seconds for probe in state.probes)
+    commits, skips = len({probe.commit for probe in state.probes}), sum(p.came_out == "skip" for p in state.probes)
+    return (
+        f"{counted(len(seconds), 'probe')} of {counted(commits, 'commit')}, {skips} of them skipped; "
+        f"{seconds[len(seconds) // 2]:.2f} s each (median)."
+    )
