@@ -389,8 +389,7 @@ def compare_cells(
         factor: see `_by_column`; None for a quarter of the bound, an epsilon of the dtypes.
     """
     rows = math.prod(layout.lead)
-    heads = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1
-    equal = Cells(0, rows, None, None, np.zeros(heads))
+    equal = Cells(0, rows, None, None, np.zeros(layout.heads))
     if not a.numel():  # nothing to compare, however many rows of no elements a damaged header states
         return equal
     a, b = (each.resolve_conj().resolve_neg().contiguous().view(rows, layout.dim) for each in (a, b))
@@ -465,7 +464,7 @@ def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float
     Returns:
         By how much of its bound the worst column is off in which a row differs: [rows], at most 1 where none is out of bounds.
     """
-    heads, dim = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1, a.shape[1]
+    heads, dim = layout.heads, a.shape[1]
 
     def columns(flat: Tensor, *last: int) -> Tensor:
         shaped = flat.view((*layout.lead, *last))
