@@ -2,6 +2,7 @@
 
     python benchmarks/read_outs.py hypotheses catalogue held-out right --seeds 200-259 --processes 2
     python benchmarks/read_outs.py --kernels some/kernels.py some/folder --processes 16    # kernels of your own
+    PYTHONPATH=some:benchmarks python ...    # where fresh processes need other paths to import the kernels
     python benchmarks/read_outs.py sage_attn torch_sdpa --device cuda --seeds 0-199    # kernels that are right, by name
 
 A wrong kernel is read as `assay check` reads it, after its small matrix; of one that passes, nothing is said. What was read is then
@@ -16,6 +17,8 @@ tried on calls of another distribution than those that it was sought in, in a ke
 A module given by path has a list `KERNELS` of (name, function of an `AttentionCall`, true description in one line); of a folder,
 all such modules are read. Each module is loaded anew for each kernel, so that none remembers a call. False is what was stated as
 exact (it gave all outputs that were seen or compared) and is not truly so.
+
+Whether the printed test fails in a fresh process is counted too: alone, or after other calls.
 
 Calls without a causal mask are left out: assay makes none unless a kernel declares them.
 
@@ -41,16 +44,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fault_catalogue import CATALOGUE, SeededFault
 from held_out_faults import HELD_OUT
 from held_out_faults_second import SECOND
 from held_out_faults_third import THIRD
 from honest_kernels import KERNELS, Blocked
 from torch import Tensor
 
-from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
-from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.shapes import Shape
@@ -107,6 +109,7 @@ class Outcome:
     exact: bool = False
     where: str = ""
     where_how: str = "silent"
+    alone: str = ""
     all_cpu_s: float = 0.0
 
     @property
@@ -115,8 +118,26 @@ class Outcome:
         return bool(self.said) and self.exact and self.how not in ("truly", "untried")
 
 
+ALONE = {"alone": "it fails alone, in a fresh process", "after others": "right alone, in a fresh process, and wrong"}
+"""What fresh processes showed of the smallest failing call, and how its line says so."""
 HELD = {"held-out": HELD_OUT, "held-out-second": SECOND, "held-out-third": THIRD}
 """Kernels with bugs that nobody chose for the read-out."""
+
+
+def __getattr__(name: str) -> Kernel:
+    """Make the kernel of a case by its name in `importable`: so that a fresh process can import it."""
+    if not name.startswith(_CASE):
+        raise AttributeError(name)
+    kind, of_kind = bytes.fromhex(name.removeprefix(_CASE)).decode().split("\0")
+    return made(Case(kind, of_kind))[0]()
+
+
+_CASE = "case_"
+
+
+def importable(case: Case) -> str:
+    """Name what `assay check` imports the kernel of a case by."""
+    return f"read_outs:{_CASE}{(case.kind + chr(0) + case.name).encode().hex()}"
 
 
 def made(case: Case) -> tuple[Callable[[], Kernel], str]:
@@ -200,23 +221,31 @@ def outcome(case: Case) -> Outcome:
     make, _ = made(case)
     begun = time.process_time()
     reader = Reader()
-    result = check(make(), seed=case.seed, device=case.device, read_out=reader)
+    kernel = make() if case.kind in ("right", "named") else importable(case)
+    result = check(kernel, seed=case.seed, device=case.device, read_out=reader)
     if case.kind in ("right", "named"):
         spent, text = time.process_time() - begun, "; ".join(finding.title for finding in result.findings)
         return Outcome(*case_of(case), "wrongly" if text else "silent", text, "", 0, 0, 0, 0, result.calls, spent)
     spent = time.process_time() - begun
     condition = result.tried
     where, how = (words(condition.rule, condition.context), held(condition, make())) if condition else ("", "silent")
-    return replace(judged(case, reader.last or ReadOut()), where=where, where_how=how, all_cpu_s=spent)
+    alone = (
+        next((words for words, text in ALONE.items() if text in result.smallest), "no test")
+        if result.findings
+        else "not caught"
+    )
+    return replace(judged(case, reader.last or ReadOut()), where=where, where_how=how, alone=alone, all_cpu_s=spent)
 
 
 def held(condition: Tried, kernel: Kernel) -> str:
     """Tell whether a condition says which sequences a kernel gets wrong, on calls that it has not seen."""
-    context, met = condition.context, 0
+    context, met, prober = condition.context, 0, Prober(kernel, until=time.monotonic() + 600)
     for number, drawn in enumerate(random_shapes(2_000, TRIED)):
         shape = within(context, drawn)
         call = shape.make(number)
-        result = measure(call, kernel(call.clone()), declaration(kernel).noise)
+        if (out := prober(call)) is None:
+            continue
+        result = measure(call, out.to(call.q.dtype), declaration(kernel).noise)
         for b, wrong in enumerate(wrong_sequences(result)):
             known = features(shape, b)
             if shape.lens[b][0] and context.items() <= known.items():
@@ -339,18 +368,22 @@ def kind_of(one: Outcome) -> str:
 
 
 def print_table(outcomes: list[Outcome]) -> None:
-    print(f"{'':22s} {'':7s}  {'where it is wrong':29s}  what it computes")
-    head = "kernels   truly untried silent wrongly  truly untried partly silent wrongly  false"
+    print(f"{'':22s} {'':7s}  {'':25s}  {'where it is wrong':29s}  what it computes")
+    head = (
+        "kernels   test: alone  after  none   truly untried silent wrongly  truly untried partly silent wrongly  false"
+    )
     print(f"{'kind':22s} {head}  calls (median, most)  CPU s of all (median, 95 %, most)")
     for kind in dict.fromkeys(kind_of(one) for one in outcomes):
         of = [one for one in outcomes if kind_of(one) == kind]
         there = Counter(one.where_how.partition(":")[0] for one in of)
         how, false = Counter(one.how for one in of), sum(one.exact_and_false for one in of)
         calls, cpu = [one.calls for one in of], sorted(one.all_cpu_s or one.cpu_s for one in of)
+        tests = Counter(one.alone for one in of)
+        test = f"{tests['alone']:11d} {tests['after others']:6d} {tests['no test']:5d} "
         where = f"{there['truly']:7d} {there['untried']:7d} {there['silent']:6d} {there['wrongly']:7d}"
         what = f"{how['truly']:6d} {how['untried']:7d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d}"
         print(
-            f"{kind:22s} {len(of):7d} {where} {what} {false:6d}  "
+            f"{kind:22s} {len(of):7d} {test} {where} {what} {false:6d}  "
             f"{statistics.median(calls):10.0f} {max(calls):6d}  "
             f"{statistics.median(cpu):14.1f} {cpu[int(0.95 * (len(cpu) - 1))]:6.1f} {cpu[-1]:6.1f}"
         )

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from textwrap import indent
 
 from assay.harness.attention.bugs.bug import Bug, Form, links
-from assay.harness.attention.bugs.catalogue import public_reports
-from assay.harness.attention.bugs.family import BY_ID, FAMILY, KIND_TITLES
+from assay.harness.attention.bugs.family import BY_ID, FAMILY, KIND_TITLES, public_reports
 from assay.harness.attention.bugs.lse import BUGS as LSE_BUGS
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, TITLES

@@ -34,7 +34,15 @@ from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
-from assay.harness.localize.experiment import NOTHING_TRIED, Experiments, Lab, Place, drawn_call, experiment
+from assay.harness.localize.experiment import (
+    NOTHING_TRIED,
+    Experiments,
+    Lab,
+    Place,
+    contradicts,
+    drawn_call,
+    experiment,
+)
 from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
@@ -190,6 +198,8 @@ def concluded(
 
     with few_threads([computed.call for computed in run.results]):
         smallest = smallest_call(guard, run, result.findings, path, other)
+        if result.tried is not None and any(contradicts(came, result.tried) for came in smallest.wrong):
+            result = result.model_copy(update={"tried": None})
         smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
     findings = smallest.named_in(findings)
     shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
@@ -304,10 +314,10 @@ def explore(
     return tried
 
 
-def _spent(device: str, seconds: float) -> Callable[[], bool]:
-    """Return what tells whether so much time is over, from now on."""
+def _spent(device: str, seconds: float) -> Callable[[], float]:
+    """Return what tells which share of so much time is used up, from now on."""
     clock = budget_clock(device)
-    return lambda: clock() > seconds
+    return lambda: clock() / seconds
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:

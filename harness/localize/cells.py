@@ -116,10 +116,16 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     if a.dtype == b.dtype:
-        first, second = (tensor.detach().contiguous().view(torch.uint8) for tensor in (a, b))
-        # On a CPU, NumPy compares bytes 15 times as fast as `torch.equal` compares numbers of half precision.
+        first, second = (tensor.detach().contiguous().ravel().view(torch.uint8) for tensor in (a, b))
+        # On a CPU, NumPy compares words twice as fast as bytes, and 15 times as fast as `torch.equal` does half precision.
+        word = np.uint64 if first.numel() % 8 == 0 else np.uint8
         on_cpu = a.device.type == b.device.type == "cpu"
-        if np.array_equal(first.numpy(), second.numpy()) if on_cpu else torch.equal(first, second):
+        same = (
+            np.array_equal(first.numpy().view(word), second.numpy().view(word))
+            if on_cpu
+            else torch.equal(first, second)
+        )
+        if same:
             return True
         if a.dtype.itemsize == 1 and a.is_floating_point():  # not every device compares FP8
             return False

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, pairwise
 from typing import Any
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix_features import longest_window, values_of
-from assay.harness.attention.shapes import Lens, Shape
+from assay.harness.attention.shapes import Lens, Shape, shape_of
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
-from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of, wrong_sequences
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, truth
 from assay.harness.localize.rules import ASKS, Known, Points, Rule, cost, holds, meets, rules
@@ -59,7 +60,7 @@ _HELD = {
 }  # fmt: skip
 _NARROW = 10  # fields
 _CONTEXTS = (*map(tuple[str, ...], ((), ("dtype",))), *(tuple(_HELD)[:n] for n in (1, 2, 3, -1, len(_HELD))))
-_CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR = 3, 8, 1500, 12, 4
+_CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR, _BESIDE = 3, 8, 1500, 12, 4, 12
 _EACH_SIDE, _LEAST_EACH_SIDE, _MOST_EACH_SIDE = 15, 8, 150
 # What a rule may cost more than the first and still be its rival.
 _TIE = 0.3
@@ -67,8 +68,12 @@ _TIE = 0.3
 _MOST_WORK = 2**24
 # The same of a call whose result is kept, to try on it what is said.
 _KEPT_WORK = 2**22
+# Share of the budget up to which axes are varied one at a time: the rest is for what is said.
+_SCANNING = 0.5
 # Calls that are made again at the end: so many of the first ones, and as many of all.
 _AGAIN = 8
+# Wrong calls that are made with other numbers too before only each so manieth is.
+_ALWAYS_AGAIN, _NOW_AND_THEN = 30, 5
 # Shapes that are drawn for whoever tells rivals apart.
 _LOOKED_AT = 400
 # Wrong calls whose cells are looked at, and the least error of a cell that counts as wrong, also in roundings.
@@ -84,6 +89,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
     others = [pair for b, pair in enumerate(shape.lens) if b != at]
     before, first = shape.lens[at - 1] if at else (np.nan, np.nan), shape.lens[0] if at else (np.nan, np.nan)
     (q_heads, kv_heads), window, ratio = shape.heads, longest_window(shape.asked), shape.heads[0] // shape.heads[1]
+    earlier = shape.lens[:at] or ((np.nan, np.nan),)
     row, key_row = sum(n for n, _ in shape.lens[:at]), sum(lens[:at])
     known: dict[str, Value] = {
         "new": new, "prefix": prefix, "length": new + prefix, "prefix-new": prefix - new,
@@ -91,7 +97,9 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "total_new": sum(n for n, _ in shape.lens), "total_keys": sum(lens), "row": row, "row_end": row + new, "key_row": key_row,
         "key_end": key_row + new + prefix, "packed": new * ratio, "longest-length": max(lens) - new - prefix,
         "longest": max(lens), "longest_new": max(n for n, _ in shape.lens),
-        "longest_prefix": max(p for _, p in shape.lens), "before_new": before[0], "before_prefix": before[1],
+        "longest_prefix": max(p for _, p in shape.lens), "shortest": min(lens), "least_new": min(n for n, _ in shape.lens),
+        "least_prefix": min(p for _, p in shape.lens), "earlier_least_new": min(n for n, _ in earlier),
+        "earlier-length": max(n + p for n, p in earlier) - new - prefix, "before_new": before[0], "before_prefix": before[1],
         "first_new": first[0], "first_prefix": first[1], "length-first": new + prefix - sum(first),
         "length-before": new + prefix - sum(before), "new-before": new - before[0], "prefix-before": prefix - before[1],
         "prefix-first": prefix - first[1],
@@ -108,6 +116,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "company": "alone" if not others else "alike" if len(set(shape.lens)) == 1 else "unlike",
         "as_long_as_another": str(new + prefix in [n + p for n, p in others]),
         "as_many_new_as_another": str(new in [n for n, _ in others]), "an_empty_one": str(any(not n for n, _ in shape.lens)),
+        "one_prefix": str(len({p for _, p in shape.lens}) == 1),
         "another_without_prefix": str(any(not p for _, p in others)), "another_with_prefix": str(any(p for _, p in others)),
     }  # fmt: skip
     for tile in _TILES:
@@ -139,12 +148,14 @@ class Lab:
         dims: (head_dim, head_dim_v) that it is asked for: with others, a kernel may write beyond its output.
         dtypes: dtypes that it is asked for.
         device: of the calls.
-        spent: returns True once time is over.
+        spent: returns the share of the time that is used up.
         most: most calls.
         fault: tells whether a sequence is wrong.
         name: of the fault.
         points: the sequences that were run.
+        places: where they lie.
         asked: calls that were made.
+        share: of time and calls, what may be used for now.
         mixed: sequences that were wrong with some numbers and right with others.
         base: the failing shape that experiments begin at.
         known: the answers by shape.
@@ -156,12 +167,14 @@ class Lab:
     dims: frozenset[tuple[int, int]]
     dtypes: tuple[torch.dtype, ...]
     device: str
-    spent: Callable[[], bool]
+    spent: Callable[[], float]
     most: int = 1500
     fault: Fault = field(default_factory=WrongOutputs)
     name: str = OUTPUT
     points: Points = field(default_factory=Points)
+    places: list[Place] = field(default_factory=list)
     asked: int = 0
+    share: float = 1.0
     mixed: int = 0
     base: Shape | None = None
     known: dict[Shape, tuple[bool | None, ...]] = field(default_factory=dict)
@@ -171,21 +184,25 @@ class Lab:
     def ask(self, shape: Shape) -> tuple[bool | None, ...]:
         """Tell for each sequence whether it is wrong; None where that depends on the numbers, or no query of it was computed.
 
-        A call that has a wrong sequence is made again with other numbers.
+        Calls that have a wrong sequence are made again with other numbers: all of them while that matters.
 
         Raises:
-            SpentError: nothing is left of the budget.
+            SpentError: nothing is left of the budget, or of what may be used for now.
         """
         if shape not in self.known:
-            if self.asked >= self.most or self.spent():
+            if max(self.asked / self.most, self.spent()) >= self.share:
                 raise SpentError
             self.known[shape] = answer = self._answer(shape)
             if True in answer:
                 self.wrong_ones.append(shape)
-            for b, wrong in enumerate(answer):
-                if self.counts(shape, wrong):
-                    self.points.add(features(shape, b), bool(wrong))
+            self._add(shape, answer)
         return self.known[shape]
+
+    def _add(self, shape: Shape, answer: Sequence[bool | None]) -> None:
+        for b, wrong in enumerate(answer):
+            if shape.lens[b][0] and self.counts(shape, wrong):
+                self.points.add(features(shape, b), bool(wrong))
+                self.places.append(Place(shape, b))
 
     def wrong(self, shape: Shape, at: int) -> bool:
         """Return True if this sequence is wrong, with all numbers that were tried."""
@@ -208,9 +225,7 @@ class Lab:
 
     def learn(self, shape: Shape, came: Came) -> None:
         """Take a call that was made before into account."""
-        for b, wrong in enumerate(self.told(shape, came)):
-            if shape.lens[b][0] and self.counts(shape, wrong):
-                self.points.add(features(shape, b), bool(wrong))
+        self._add(shape, self.told(shape, came))
 
     def counts(self, shape: Shape, wrong: bool | None) -> bool:
         """Return True if an answer says where the kernel is wrong: on data of a kind of its own, a small error may not show."""
@@ -237,10 +252,14 @@ class Lab:
 
     def _answer(self, shape: Shape) -> tuple[bool | None, ...]:
         first = self.made(shape, 0)
-        if first is not None and _work(shape) <= _KEPT_WORK:
-            self.kept.append((shape, first))
         drawn = self.told(shape, first)
-        other = self.told(shape, self.made(shape, 1)) if any(drawn) else drawn
+        if first is not None and _work(shape) <= _KEPT_WORK:
+            if isinstance(first, CallResult) and isinstance(self.fault, WrongOutputs):
+                first = first.updated(clearly=self.fault.clearly(shape.dtype))
+            self.kept.append((shape, first))
+        # A fault that never depended on the numbers is asked now and then whether it does.
+        doubted = self.mixed or len(self.wrong_ones) < _ALWAYS_AGAIN or not len(self.wrong_ones) % _NOW_AND_THEN
+        other = self.told(shape, self.made(shape, 1)) if any(drawn) and doubted else drawn
         self.mixed += sum(a is not b is not None for a, b in zip(drawn, other, strict=True))
         pairs = zip(drawn, other, shape.lens, strict=True)
         return tuple(a if b in (a, None) and new else None for a, b, (new, _) in pairs)
@@ -311,19 +330,50 @@ def _axes(lab: Lab) -> Axes:
 
 
 def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
-    """Vary each axis of a shape with all others held; find the borders of lengths by bisection.
+    """Vary each axis of a shape with all others held, as far as the budget for it goes.
 
     Returns:
         The axes that have a value with which the sequence is right.
     """
-    shape, own = place.shape, place.own
     by_axis: dict[str, dict[Value, bool]] = {}
 
     def tell(axis: str, value: Value, answer: bool | None) -> None:
         if answer is not None:
             by_axis.setdefault(axis, {})[value] = answer
 
+    lab.share = _SCANNING
+    with suppress(SpentError):
+        _vary(lab, place, axes, tell)
+    lab.share = 1.0
+    return tuple(
+        Axis(
+            name=name,
+            wrong=tuple(v for v, bad in seen.items() if bad),
+            right=tuple(v for v, bad in seen.items() if not bad),
+        )
+        for name, seen in ((name, dict(sorted(seen.items(), key=_by_size))) for name, seen in by_axis.items())
+        if not all(seen.values())
+    )
+
+
+def _vary(lab: Lab, place: Place, axes: Axes, tell: Callable[[str, Value, bool | None], None]) -> None:
+    """Ask for each value of each axis, and tell what came of it; find the borders of lengths by bisection."""
+    shape, own = place.shape, place.own
+    for name, values in axes.items():
+        for value in values:
+            tell(_AXIS_WORDS.get(name, name), _in_words(value), lab.ask(replace(shape, **{name: value}))[place.at])
     decode = shape.phase == "decode"
+    if own[0] == 1 and own[1] and len(shape.lens) == 1:
+        tell("phase", shape.phase, True)
+        other = "extend" if decode else "decode"
+        tell("phase", other, lab.ask(replace(shape, phase=other))[0])
+    for given in _COMPANY:
+        company = tuple((1, n + p) for n, p in given) if decode else given
+        for lens in ((own, *company), (*company, own), (*company, own, *company)):
+            lab.ask(replace(shape, lens=lens))
+    for count in _COUNTS:
+        if _work(many := replace(shape, lens=(own,) * count)) < _MOST_WORK:
+            tell("sequences alike", count, lab.ask(many)[0])
     for which in (1,) if decode else (1, 0):
 
         def asked(n: int, which: int = which) -> bool | None:
@@ -337,29 +387,6 @@ def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
             while below != above and high - low > 1:
                 middle = (low + high) // 2
                 low, high = (middle, high) if asked(middle) == below else (low, middle)
-    for name, values in axes.items():
-        for value in values:
-            tell(_AXIS_WORDS.get(name, name), _in_words(value), lab.ask(replace(shape, **{name: value}))[place.at])
-    if own[0] == 1 and own[1] and len(shape.lens) == 1:
-        tell("phase", shape.phase, True)
-        other = "extend" if decode else "decode"
-        tell("phase", other, lab.ask(replace(shape, phase=other))[0])
-    for given in _COMPANY:
-        company = tuple((1, n + p) for n, p in given) if decode else given
-        for lens in ((own, *company), (*company, own), (*company, own, *company)):
-            lab.ask(replace(shape, lens=lens))
-    for count in _COUNTS:
-        if _work(many := replace(shape, lens=(own,) * count)) < _MOST_WORK:
-            tell("sequences alike", count, lab.ask(many)[0])
-    return tuple(
-        Axis(
-            name=name,
-            wrong=tuple(v for v, bad in seen.items() if bad),
-            right=tuple(v for v, bad in seen.items() if not bad),
-        )
-        for name, seen in ((name, dict(sorted(seen.items(), key=_by_size))) for name, seen in by_axis.items())
-        if not all(seen.values())
-    )
 
 
 _AXIS_WORDS = {
@@ -404,6 +431,20 @@ class _Drawer:
             shape = replace(shape, lens=lens)
             if shape not in self._lab.known and _work(shape) <= self._most:
                 yield shape
+
+    def beside(self, shape: Shape, by: int) -> Iterator[Shape]:
+        """Yield shapes that differ from one in a length, by a few tokens or about this number, or in heads."""
+        if "heads" not in self.held:
+            yield from (replace(shape, heads=heads) for heads in _HEADS)
+        steps = {-2, -1, 1, 2, *(by // n for n in {1, 2, shape.heads[0], shape.heads[0] // shape.heads[1]})} - {0}
+        for b, (new, prefix) in enumerate(shape.lens):
+            pairs = [(new, prefix + step) for step in steps]
+            pairs += [(new + step, prefix) for step in steps if shape.phase != "decode" and new]
+            for pair in pairs:
+                if pair[0] >= 1 and pair[1] >= (shape.phase == "decode"):
+                    changed = replace(shape, lens=(*shape.lens[:b], pair, *shape.lens[b + 1 :]))
+                    if changed not in self._lab.known and _work(changed) <= self._most:
+                        yield changed
 
     def _changed(self) -> Shape:
         """Draw a shape that differs from one that was run in an axis or a sequence."""
@@ -493,8 +534,11 @@ class Experiments:
     drawer: _Drawer | None = None
 
     def drawn(self) -> Iterator[Shape]:
-        """Yield shapes of calls like those that were tried, which were not."""
-        return self.drawer(_LOOKED_AT) if self.drawer else iter(())
+        """Yield shapes of calls like those that were tried, which were not; none if nothing was tried."""
+        if self.drawer is None:
+            return iter(())
+        self.drawer.held = ()
+        return self.drawer(_LOOKED_AT)
 
 
 NOTHING_TRIED = Experiments()
@@ -540,6 +584,18 @@ def experiment(
     return _shown(lab, None, place, varied, drawer)
 
 
+def contradicts(result: CallResult, tried: Tried) -> bool:
+    """Return True if a sequence of a call is wrong, and a condition says that it is right.
+
+    Of a call that no lab made it is not known what its data is like: conditions of that are not contradicted.
+    """
+    shape = shape_of(result.call)
+    known = [features(shape, b) for b, wrong in enumerate(wrong_sequences(result)) if wrong]
+    about_data = "data" in tried.context or any(prop.feature == "data" for prop in tried.rule)
+    inside = (of for of in known if tried.context.items() <= of.items())
+    return not about_data and any(not holds(tried.rule, of) for of in inside)
+
+
 def _shown(
     lab: Lab,
     tried: Tried | None = None,
@@ -567,8 +623,9 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
         met = np.array([drawn.meeting(rule) for rule in rivals])
         counts, refuted = {True: 0, False: 0}, False
         telling = ((shapes[int(i)], None) for i in _telling(lab.points.within(context), drawn, rivals[0], met))
+        between = ((shape, None) for shape in _between(lab, drawer, context, rivals[0]))
         others = ((shapes[int(i)], side) for side in counts for i in np.flatnonzero(met[0] == side)[:_MOST_EACH_SIDE])
-        for shape, side in chain(telling, others):
+        for shape, side in chain(telling, between, others):
             if shape in lab.known or (side is not None and counts[side] >= _EACH_SIDE):
                 continue
             answer = lab.ask(shape)
@@ -578,14 +635,15 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
                     inside = holds(rivals[0], known)
                     refuted |= inside != answer[b]
                     counts[inside] += 1
-        still = rules(lab.points.within(context))
+        within = lab.points.within(context)
+        still = rules(within)
         if not refuted and still[:1] == rivals[:1]:
             if counts[True] < _LEAST_EACH_SIDE or (rivals[0] and counts[False] < _LEAST_EACH_SIDE):
                 return None
             alike = [rule for rule in still[1:] if rule in rivals and cost(rule) <= cost(still[0]) + _TIE]
             ties = [rule for rule in alike if {prop.feature for prop in {*rule} ^ {*still[0]}} - _FOLLOW]
             return Tried(
-                fault=lab.name, rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False],
+                fault=lab.name, rule=within.plainest(rivals[0]), context=dict(context), wrong=counts[True], right=counts[False],
                 calls=lab.asked, rivals=tuple(ties[:1]),
             )  # fmt: skip
     return None
@@ -614,11 +672,40 @@ def _telling(points: Points, drawn: Points, rule: Rule, met: NDArray[np.bool_]) 
             yield from there[np.argsort(drawn.off(prop)[there], kind="stable")][:_NEAR]
 
 
+def _between(lab: Lab, drawer: _Drawer, context: Known, rule: Rule) -> Iterator[Shape]:
+    """Yield shapes with a sequence between what was right and what was wrong, at each limit of a rule: so limits are bisected."""
+    inside = np.array([context.items() <= known.items() for known in lab.points.known])
+    places = [place for place, there in zip(lab.places, inside, strict=True) if there]
+    points = lab.points.within(context)
+    for prop, wrong, right in list(points.gaps(rule)):
+        others, (low, high), middle = (
+            tuple(other for other in rule if other != prop),
+            sorted((wrong, right)),
+            (wrong + right) / 2,
+        )
+        there = np.flatnonzero(points.meeting(others))
+        nearest = [places[int(i)] for i in there[np.argsort(points.off(prop)[there], kind="stable")]]
+        kinds: dict[tuple[object, ...], Place] = {}
+        for place in nearest:
+            kinds.setdefault((place.shape.phase, place.shape.heads, len(place.shape.lens)), place)
+        drawn: dict[Value, Shape] = {}
+        for place in islice(kinds.values(), _BESIDE):
+            now = features(place.shape, place.at)[prop.feature]
+            for shape in drawer.beside(place.shape, round(middle - float(now))):
+                known = features(shape, place.at)
+                value = known[prop.feature]
+                if low < float(value) < high and context.items() <= known.items() and holds(others, known):
+                    drawn.setdefault(value, shape)
+        for value in sorted(drawn, key=lambda value: abs(float(value) - middle))[:_NEAR]:
+            yield drawn[value]
+
+
 # Features of which one follows from another where sequences have one new token or are alone, and those of what is asked.
 _FOLLOW = {
-    "prefix", "length", "prefix-new", "key_end", "longest", "longest_prefix", "total_keys", "new", "row_end", "total_new", "row",
-    "length-first", "prefix-first", "length-before", "prefix-before", "first_prefix", "asked", "window", "length-window", "softcap",
-    "sinks", "temperature", "stored", "packed", "ratio", *(f"asks: {what}" for what in ASKS),
+    "prefix", "length", "prefix-new", "key_end", "longest", "longest_prefix", "shortest", "least_new", "least_prefix", "new",
+    "earlier-length", "total_keys", "row_end", "total_new", "row", "length-first", "prefix-first", "length-before", "prefix-before",
+    "first_prefix", "asked", "window", "length-window", "softcap", "sinks", "temperature", "stored", "packed", "ratio",
+    *(f"asks: {what}" for what in ASKS),
 }  # fmt: skip
 
 

@@ -38,13 +38,16 @@ class WrongOutputs:
     def __init__(self) -> None:
         self._clearly: dict[torch.dtype, float] = {}
 
+    def clearly(self, dtype: torch.dtype) -> float:
+        """Return the own error from which on a cell is wrong, as far as it is known."""
+        return self._clearly.get(dtype, _CLEARLY)
+
     def __call__(self, came: Came) -> tuple[bool, ...] | None:
         """See `Fault`."""
         if isinstance(came, str):
             return None
         dtype = came.call.q.dtype
-        clearly = self._clearly.get(dtype, _CLEARLY)
-        far, within = (came.own > clearly).any(1), (came.own <= least_error(dtype)).all(1)
+        far, within = (came.own > self.clearly(dtype)).any(1), (came.own <= least_error(dtype)).all(1)
         by_cell = list(zip(came.cells.sequence, far.tolist(), within.tolist(), strict=True))
         bad = {b for b, is_far, _ in by_cell if is_far}
         if all(b in bad or is_within for b, _, is_within in by_cell):

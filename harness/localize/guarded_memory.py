@@ -7,6 +7,7 @@ that reads there gives another output once they are numbers: see `over_reads`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,16 +75,29 @@ def _guarded(tensor: Tensor, name: str, around: int, owned: bool = True) -> _Gua
     return _Guarded(name, whole[around : around + tensor.numel()].view(tensor.shape), whole, around, numbers)
 
 
-@lru_cache(maxsize=64)
 def _numbers(count: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Draw known numbers: from a seed, of normal size."""
+    """Return known numbers, [count]: from a seed, of normal size; the same ones whatever the count."""
+    return _drawn(_at_least(count), dtype, device)[:count]
+
+
+def _nothing(count: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Return what memory may hold that nobody wrote, [count]."""
+    return _unwritten(_at_least(count), dtype, device)[:count]
+
+
+def _at_least(count: int) -> int:
+    """Round up to a power of two, so that few counts are ever drawn."""
+    return int(2 ** math.ceil(math.log2(max(count, _ALIGNED))))
+
+
+@lru_cache(maxsize=24)
+def _drawn(count: int, dtype: torch.dtype, device: str) -> Tensor:
     drawn = torch.randn(count, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float32)
     return drawn.to(device, dtype)
 
 
-@lru_cache(maxsize=64)
-def _nothing(count: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Return what memory may hold that nobody wrote."""
+@lru_cache(maxsize=24)
+def _unwritten(count: int, dtype: torch.dtype, device: str) -> Tensor:
     return torch.full((count,), float("nan"), dtype=dtype, device=device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -77,6 +78,7 @@ class CallResult:
         mutated: names of the inputs that the kernel wrote to.
         outside: where it wrote outside of its tensors, in words that follow "the kernel"; empty if it did not.
         lse: the log-sum-exps of a kernel that declares them, float32 [total_q, num_q_heads]; None of another.
+        clearly: own error of a cell from which on it is wrong whatever the noise is; infinite unless experiments know it.
     """
 
     call: AttentionCall
@@ -92,6 +94,7 @@ class CallResult:
     mutated: tuple[str, ...] = ()
     outside: str = ""
     lse: Tensor | None = None
+    clearly: float = math.inf
 
     def updated(self, **changes: Any) -> CallResult:
         """Return the result with other fields that do not concern its error: what was simulated is kept."""
@@ -193,7 +196,7 @@ class CallResult:
     @property
     def fails(self) -> bool:
         """True if any cell is out of bounds."""
-        return bool(self.failing.any())
+        return bool((self.own > self.clearly).any() or self.failing.any())
 
     @property
     def judged_cell(self) -> tuple[float, float]:

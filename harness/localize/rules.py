@@ -6,6 +6,7 @@ Vernaza et al., "Learning product set models of fault triggers in high-dimension
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,10 @@ _FEATURE_COST = {
 _OTHER_FEATURE = 0.4
 _KIND_COST = {">=": 1.0, "<=": 1.0, "==": 1.3, "!=": 1.3, "between": 1.5, "in": 0.9, "residue": 1.5, "no residue": 1.5,
               "residue between": 2.0, "power of two": 1.6, "no power of two": 1.6}  # fmt: skip
+# Kinds of properties with a limit that lies between two numbers.
+_LIMITED = (">=", "<=", "==", "between")
+# Features whose values are those of a list: nobody asks for those in between.
+_LISTS = {"head_dim", "head_dim_v", "window", "softcap", "sinks", "temperature"}
 _PER_VALUE, _ODD_RESIDUE = 0.15, 0.4
 # Most numbers that are listed, properties in a rule, and steps of the search for rules.
 _LISTED, _LARGEST, _STEPS, _BRANCHES = 6, 4, 4000, 40
@@ -144,6 +149,34 @@ class Points:
             values, limits = values % limits[0], limits[1:]
         return np.asarray(np.nan_to_num(np.abs(values[:, None] - limits).min(1), nan=np.inf), dtype=float)
 
+    def gaps(self, rule: Rule) -> Iterator[tuple[Property, float, float]]:
+        """Yield, for each limit of a rule, the two values between which it lies: of what was wrong and of what was right.
+
+        Only limits with another whole number between both are given.
+        """
+        bad = np.array(self.wrong, dtype=bool)
+        for prop in rule:
+            if prop.kind not in _LIMITED or prop.feature in _LISTS:
+                continue
+            there = self.meeting(tuple(other for other in rule if other != prop))
+            column = np.asarray(self._column(prop.feature), dtype=float)
+            wrong, right = column[there & bad], column[there & ~bad & ~np.isnan(column)]
+            below, above = right[right < wrong.min()], right[right > wrong.max()]
+            if len(below) and prop.kind != "<=" and wrong.min() - below.max() > 1:
+                yield prop, float(wrong.min()), float(below.max())
+            if len(above) and prop.kind != ">=" and above.min() - wrong.max() > 1:
+                yield prop, float(wrong.max()), float(above.min())
+
+    def plainest(self, rule: Rule) -> Rule:
+        """Put limits between which nothing was run at the roundest number there: a block ends at 64, not at 66."""
+        for prop, wrong, right in self.gaps(rule):
+            ends = range(round(min(wrong, right)), round(max(wrong, right)))  # the last number below a limit
+            end = float(max(ends, key=lambda n: (_roundness(n), -abs(n - wrong))))
+            limit = end + 1 if right < wrong else end
+            values = tuple(limit if value == wrong else value for value in prop.values)
+            rule = tuple(other.model_copy(update={"values": values}) if other == prop else other for other in rule)
+        return rule
+
     def _column(self, name: str) -> _Column:
         return np.array([known[name] for known in self.known])
 
@@ -151,6 +184,11 @@ class Points:
         """Return the values by feature."""
         names = self.known[0] if self.known else ()
         return {name: self._column(name) for name in names}
+
+
+def _roundness(end: int) -> float:
+    """Return the power of two at which a block ends, if the next number belongs to another."""
+    return max(n & -n or math.inf for n in (end, end + 1))
 
 
 def rules(points: Points, most: int = 6) -> list[Rule]:
@@ -266,6 +304,8 @@ _NOUNS = {
     "total_keys": "keys of the batch", "row": "first row in q", "key_row": "first row in k",
     "longest": "length of the longest sequence",
     "longest_new": "most new tokens of a sequence", "longest_prefix": "longest cached prefix of the batch",
+    "shortest": "length of the shortest sequence", "least_new": "fewest new tokens of a sequence",
+    "least_prefix": "shortest cached prefix of the batch", "earlier_least_new": "fewest new tokens of a sequence before it",
     "before_new": "new tokens of the sequence before it", "before_prefix": "cached prefix of the sequence before it",
     "first_new": "new tokens of the first sequence", "first_prefix": "cached prefix of the first sequence",
     "length-first": "length less that of the first sequence", "length-before": "length less that of the sequence before it",
@@ -289,6 +329,7 @@ _YES_OR_NO = {
     **{f"asks: {what}": (f"the call asks for {what}", f"the call does not ask for {what}") for what in ASKS},
     "as_long_as_another": ("another sequence is as long", "no other sequence is as long"),
     "as_many_new_as_another": ("another sequence has as many new tokens", "no other sequence has as many new tokens"),
+    "one_prefix": ("all sequences of the batch have the same cached prefix", "cached prefixes of the batch differ"),
     "an_empty_one": ("the batch has a sequence without new tokens", "each sequence has new tokens"),
     "another_without_prefix": ("another sequence has no cached prefix", "all others have a cached prefix"),
     "another_with_prefix": ("another sequence has a cached prefix", "no other sequence has a cached prefix"),
@@ -304,12 +345,15 @@ _PLAIN: dict[tuple[Value, ...], str] = {
     ("index", "<=", 0.0): "it is the first of its batch", ("index", ">=", 1.0): "it is not the first of its batch",
     ("after", "<=", 0.0): "it is the last of its batch", ("after", ">=", 1.0): "it is not the last of its batch",
     ("before_new", "<=", 0.0): "the sequence before it has no new tokens", ("kv_heads", "<=", 1.0): "there is one kv head",
+    ("earlier_least_new", "<=", 0.0): "a sequence before it has no new tokens",
+    ("least_prefix", ">=", 1.0): "each sequence of the batch has a cached prefix",
 }  # fmt: skip
 _COMPANY = {
     "alone": "the sequence is alone", "alike": "all sequences of the batch are alike",
     "unlike": "sequences of the batch are unlike",
 }  # fmt: skip
 _DIFFERENCES = {
+    "earlier-length": ("length of the longest sequence before it", "length"),
     "longest-length": ("length of the longest sequence", "length"),
     "prefix-new": ("cached prefix", "new tokens"), "length-first": ("length", "length of the first sequence"),
     "length-before": ("length", "length of the sequence before it"), "new-before": ("new tokens",

@@ -20,7 +20,7 @@ from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.cells import deviation
 from assay.harness.localize.faults import Fault, WrongLses, came_of, shows
 from assay.harness.localize.guard import Guard
-from assay.harness.localize.kernel_runs import KernelRun, measure
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
@@ -36,10 +36,17 @@ Fails = Callable[[AttentionCall], bool]
 
 @dataclass(frozen=True)
 class Smallest:
-    """The smallest calls that show a bug, in words, and what writes a test of them; nothing where no call fails."""
+    """The smallest calls that show a bug, in words, and what writes a test of them; nothing where no call fails.
+
+    Attributes:
+        words: the calls.
+        source: writes a test for a finding; None where no test can hold them.
+        wrong: the outputs that were wrong on the way to them.
+    """
 
     words: str = ""
     source: Callable[[Finding], str] | None = None
+    wrong: Sequence[CallResult] = ()
 
     def test(self, findings: Sequence[Finding]) -> str:
         """Write a pytest file that shows it, in the words of the first finding about outputs, else of the first; or empty."""
@@ -92,12 +99,12 @@ def smallest_call(
         return Smallest()
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
     named = (f.id for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN))
+    wrong: list[CallResult] = []
     with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
-        call = shrink(
-            guard, call, head_dims_of(guard, run), next(named, "")
-        )  # of a kernel that errs by chance, any error
+        # Of a kernel that errs by chance, any error.
+        call = shrink(guard, call, head_dims_of(guard, run), next(named, ""), wrong)
     text = written(call, lambda drawn: _fails(guard, drawn)) if path else None
-    return Smallest(describe(call), source_of([text], guard, path) if text else None)
+    return Smallest(describe(call), source_of([text], guard, path) if text else None, wrong)
 
 
 def head_dims_of(guard: Guard, run: KernelRun) -> set[int]:
@@ -105,7 +112,13 @@ def head_dims_of(guard: Guard, run: KernelRun) -> set[int]:
     return {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
 
 
-def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: str = "") -> AttentionCall:
+def shrink(
+    guard: Guard,
+    call: AttentionCall,
+    head_dims: Collection[int],
+    bug: str = "",
+    wrong: list[CallResult] | None = None,
+) -> AttentionCall:
     """Find the smallest call that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
 
     Deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are used up. A call
@@ -117,6 +130,7 @@ def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: s
         call: a call on which it fails.
         head_dims: smaller head dims to try.
         bug: id of the hypothesis within whose bounds a failing output must be; empty for any.
+        wrong: gets each result that is out of bounds.
 
     Raises:
         ValueError: the call itself does not fail.
@@ -128,6 +142,8 @@ def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: s
         except KernelRefused:
             return False
         result = measure(smaller, out, guard.assay.noise)
+        if wrong is not None and result.fails:
+            wrong.append(result)
         if bug not in BY_ID or not result.fails:
             return result.fails
         expected = BY_ID[bug].compute(smaller)

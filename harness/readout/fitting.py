@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,16 +16,13 @@ from assay.harness.readout.conditions import Condition, conditions_of
 from assay.harness.readout.effects import constant, general_effects, known_effects
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import Row, Tolerance, fits
-from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import BudgetSpentError, Prober
+from assay.harness.readout.operators import Effect, Operator
+from assay.harness.readout.probing import Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Agreement, Sample
 
-# Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
-# half from which on anything is said.
+# Share of the wrong outputs that an effect must explain to be looked at.
 _LEAST = 0.05
-# Most clauses of an operator.
-_CLAUSES = 3
 # A condition of this cost may be a coincidence where whole calls are wrong and others are right: they are wrong now and then.
 _FAR_FETCHED = 5.0
 # Bits that a literal of a condition is worth: there are some 10,000 literals, hence 13 bits, and two to be on the safe side.
@@ -44,8 +41,8 @@ _Rated = tuple[float, bytes, Effect]
 _FIRST, _TINY = 3, 3
 # Effects whose conditions are sought, best first; and most of them, where no condition is found for any.
 _SURELY_TRIED, _TRIED = 6, 10
-# Share of what is left that a clause must explain for no further effects to be tried.
-_SETTLED = 0.8
+# Share of the wrong outputs that an operator must explain, and what it may cost, for no further effects to be tried.
+_SETTLED, _PLAIN = 0.8, 4.0
 
 
 # Most keys of a call that is read: its weights take a call of the kernel for every few of them.
@@ -68,7 +65,7 @@ class Fitter:
     samples: list[Sample] = field(default_factory=list)
     operator: Operator = field(default_factory=Operator)
     _few: list[Sample] = field(default_factory=list, init=False)
-    _general: dict[bytes, list[_Rated]] = field(default_factory=dict, init=False)
+    _general: dict[tuple[int, ...], list[_Rated]] = field(default_factory=dict, init=False)
 
     def read(self, samples: Sequence[Sample], most: int) -> None:
         """Read the weights of some wrong samples: small ones first, of each kind some."""
@@ -101,14 +98,12 @@ class Fitter:
             out = effect.outputs(sample.queries)
             yield sample.agrees(out), sample.differs(out)
 
-    def _clauses(self, effect: Effect, open_: Sequence[Flags]) -> tuple[int, list[Clause]]:
-        """Count the wrong rows that an effect explains, and list its clauses, cheapest first: those that keep right rows right."""
+    def _operators(self, effect: Effect) -> tuple[int, list[Operator]]:
+        """Count the wrong rows that an effect explains; list operators that keep right rows right, cheapest first."""
         tables, flags, hits, strange = [], [], 0, 0
         calls: list[tuple[int, int]] = []
-        for sample, (agrees, changes), left in zip(
-            self.samples, self._judged(effect, self.samples), open_, strict=True
-        ):
-            positive, other = sample.bad & agrees & left, sample.bad & ~agrees & left
+        for sample, (agrees, changes) in zip(self.samples, self._judged(effect, self.samples), strict=True):
+            positive, other = sample.bad & agrees, sample.bad & ~agrees
             negative = (~sample.bad & changes & ~agrees) | other
             hits, strange = hits + int(positive.sum()), strange + int(other.sum())
             use = np.flatnonzero(positive | negative)
@@ -124,102 +119,56 @@ class Fitter:
         # One wrong call differs from all others in something, whatever made it wrong.
         if not strange and whole and wrong < len(calls) and conditions and _by_chance(conditions[0], wrong, len(calls)):
             return hits, []
-        return hits, [Clause(effect, condition) for condition in conditions]
+        return hits, [Operator(effect, condition) for condition in conditions]
 
     def fit(self) -> list[Operator]:
-        """The operator that explains most of the samples, and rivals that explain as much."""
-        open_ = [np.ones(len(s.bad), bool) for s in self.samples]
-        clauses: list[Clause] = []
-        rivals: list[Operator] = []
-        for _ in range(_CLAUSES):
-            if not any((s.bad & o).any() for s, o in zip(self.samples, open_, strict=True)):
-                break
-            try:
-                best = self._best(open_)
-            except BudgetSpentError:
-                self._keep(clauses)
-                raise
-            if not best:
-                break
-            rivals += [Operator((*clauses, other)) for other in best[1:]]
-            clauses.append(best[0])
-            for sample, o in zip(self.samples, open_, strict=True):
-                o &= ~best[0].condition.holds(sample.queries.table)
-        return [self._pruned(Operator(tuple(clauses))), *rivals]
-
-    def _keep(self, clauses: Sequence[Clause]) -> None:
-        """Keep clauses that were found when the budget ended, if they explain more than what was known before."""
-        operator = self._pruned(Operator(tuple(clauses)))
-        if self.tally(operator, self.samples).explained > self.tally(self.operator, self.samples).explained:
-            self.operator = operator
-
-    def _pruned(self, operator: Operator) -> Operator:
-        """The operator without clauses that later ones make superfluous."""
-        tally = self.tally(operator, self.samples)
-        for clause in operator.clauses[:-1]:
-            fewer = Operator(tuple(other for other in operator.clauses if other is not clause))
-            if (
-                fewer_tally := self.tally(fewer, self.samples)
-            ).explained >= tally.explained and fewer_tally.false <= tally.false:
-                operator, tally = fewer, fewer_tally
-        return operator
-
-    def _best(self, open_: Sequence[Flags]) -> list[Clause]:
-        """The clause that explains most of what is left, and its rivals; empty if there is none."""
-        left = [(s, o) for s, o in zip(self.samples, open_, strict=True) if (s.bad & o).any()]
-        total = sum(int((s.bad & o).sum()) for s, o in left)
-        best: list[tuple[float, Clause]] = []
-        for rated in self._stages(left):
+        """List operators that explain most of the samples, the best first; attention if none does."""
+        total = sum(int(sample.bad.sum()) for sample in self.samples)
+        best: list[tuple[float, Operator]] = []
+        for rated in self._stages():
             for number, effect in enumerate(_ranked(rated)[:_TRIED]):
                 if number >= _SURELY_TRIED and best:
                     break
-                hits, clauses = self._clauses(effect, open_)
-                best += [(hits * (1 - 0.01 * min(clause.cost, 20)), clause) for clause in clauses]
+                hits, operators = self._operators(effect)
+                best += [(hits * (1 - 0.01 * min(operator.cost, 20)), operator) for operator in operators]
             best.sort(key=lambda pair: -pair[0])
-            if best and best[0][0] > _SETTLED * total:
+            if best and best[0][0] > _SETTLED * total and best[0][1].cost < _PLAIN:
                 break
-        near = [clause for score, clause in best if score > 0.8 * best[0][0]]
-        return list(dict.fromkeys(near))[:8]
+        near = [operator for score, operator in best if score > 0.8 * best[0][0]]
+        return list(dict.fromkeys(near))[:8] or [Operator()]
 
-    def _stages(self, left: Sequence[tuple[Sample, Flags]]) -> Iterator[list[_Rated]]:
+    def _stages(self) -> Iterator[list[_Rated]]:
         """Yield effects with how many wrong rows of a few calls they explain: those that follow from what was read come first."""
-        few = [(sample, o) for sample, o in left if any(sample is kept for kept in self._few)]
-        if len(few) < min(_FEW, len(left)):
-            few = list(left[:: max(1, len(left) // _FEW)][:_FEW])
-        self._few = [sample for sample, _ in few]
-        readings = []
-        for sample, o in left:
-            if sample.fits is not None:
-                readings.append(replace(sample, fits=tuple(f if o[n] else () for n, f in enumerate(sample.fits))))
+        wrong = [sample for sample in self.samples if sample.bad.any()]
+        few = [sample for sample in wrong if any(sample is kept for kept in self._few)]
+        if len(few) < min(_FEW, len(wrong)):
+            few = wrong[:: max(1, len(wrong) // _FEW)][:_FEW]
+        self._few = few
+        readings = [sample for sample in wrong if sample.fits is not None]
         right = [s.queries for s in self.samples if not s.bad.any()]
-        answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
-        yield self._rated(_undefined(left), few)
+        yield self._rated(_undefined(wrong), few)
         yield self._rated(key_factors(readings, right), few)
         yield self._rated(effects_of(readings, right), few)
         yield self._rated(addresses(readings), few)
         # These do not depend on what was read, so that a round in which nothing was explained need not try them again.
-        asked = b"".join(str(id(s)).encode() + np.packbits(s.bad & o).tobytes() for s, o in few)
+        asked = tuple(map(id, few))
         if asked not in self._general:
-            tiny = [self._tiny(s, o) for s, o in few[:_FIRST]]
+            tiny = [self._tiny(sample) for sample in few[:_FIRST]]
             known = self._rated(known_effects(), few, tiny)
+            answers = [(s.queries, s.actual, s.bad) for s in few]
             self._general[asked] = known + self._rated(general_effects(answers), few, tiny)
         yield self._general[asked]
 
-    def _rated(
-        self, effects: Iterable[Effect], few: Sequence[tuple[Sample, Flags]], first: Sequence[tuple[Sample, Flags]] = ()
-    ) -> list[_Rated]:
-        """The effects that explain enough of what is left of a few calls; if some of it `first`, where that is given."""
+    def _rated(self, effects: Iterable[Effect], few: Sequence[Sample], first: Sequence[Sample] = ()) -> list[_Rated]:
+        """The effects that explain enough of a few calls; if some of it `first`, where that is given."""
         rated: list[_Rated] = []
-        total = sum(int((s.bad & o).sum()) for s, o in few)
+        total = sum(int(s.bad.sum()) for s in few)
         for effect in effects:
             self.prober.check_time()
-            if first and not any((s.agrees(effect.outputs(s.queries)) & s.bad & o).any() for s, o in first):
+            if first and not any((s.agrees(effect.outputs(s.queries)) & s.bad).any() for s in first):
                 continue
-            judged = self._judged(effect, [s for s, _ in few])
-            pairs = [
-                (agrees & s.bad & o, changes & ~s.bad & ~agrees)
-                for (agrees, changes), (s, o) in zip(judged, few, strict=True)
-            ]
+            judged = zip(few, self._judged(effect, few), strict=True)
+            pairs = [(agrees & s.bad, changes & ~s.bad & ~agrees) for s, (agrees, changes) in judged]
             explained, spoilt = (np.concatenate(flags) for flags in zip(*pairs, strict=True))
             if explained.sum() >= max(1.0, _LEAST * total):
                 score = explained.sum() - _SPOILT * spoilt.sum() - _FAR * total * min(effect.cost, 10)
@@ -227,16 +176,13 @@ class Fitter:
         return rated
 
     @staticmethod
-    def _tiny(sample: Sample, left: Flags) -> tuple[Sample, Flags]:
-        """A few queries of a sample, wrong ones that are left to explain."""
+    def _tiny(sample: Sample) -> Sample:
+        """A few wrong queries of a sample."""
         queries = sample.queries
-        open_ = (sample.bad & left).reshape(queries.shape)
-        wrong = np.flatnonzero(open_.any(1))
+        wrong = np.flatnonzero(sample.bad.reshape(queries.shape).any(1))
         rows = np.unique(wrong[np.linspace(0, len(wrong) - 1, _TINY).astype(int)])
-        fewer = Queries(queries.call, queries.rows[rows])
         bad = sample.bad.reshape(queries.shape)[rows].ravel()
-        tiny = Sample(fewer, sample.actual[rows], bad, sample.error)
-        return tiny, left.reshape(queries.shape)[rows].ravel()
+        return Sample(Queries(queries.call, queries.rows[rows]), sample.actual[rows], bad, sample.error)
 
     def agreed(self, operator: Operator, sample: Sample) -> Flags:
         """Where an operator gives the kernel's answer."""
@@ -271,10 +217,10 @@ def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
     return condition.cost > _FAR_FETCHED and bits < _BITS * len(condition.literals)
 
 
-def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
+def _undefined(wrong: Sequence[Sample]) -> list[Effect]:
     effects: dict[str, Effect] = {}
-    for sample, o in left:
-        bad = sample.actual.reshape(len(sample.bad), sample.actual.shape[-1])[sample.bad & o]
+    for sample in wrong:
+        bad = sample.actual.reshape(len(sample.bad), sample.actual.shape[-1])[sample.bad]
         if np.isnan(bad).any():
             effects["nan"] = constant(float("nan"))
         if (bad == 0).all(-1).any():

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from assay.harness.attention.bugs.bug import Bug
-from assay.harness.attention.bugs.catalogue import public_reports
-from assay.harness.attention.bugs.family import BY_ID, FAMILY
+from assay.harness.attention.bugs.family import BY_ID, FAMILY, public_reports
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.causes import GAINS, OUTPUT_NOT_WRITTEN
 from assay.harness.localize.diagnose import TITLES, does
@@ -21,15 +20,13 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import where
 from assay.harness.readout.words import legend
-from assay.harness.text import one_line, percent
+from assay.harness.text import one_line
 from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious, with_evidence
 
 # Wrong outputs of calls in which an operator was not sought that it must give: a coincidence explains one.
 _CONFIRMED = 2
-# Right outputs that an operator may change, as a share of the wrong ones that it gives, for its sentence to be said.
-_SPOILT = 0.1
-# Share of the wrong outputs that an operator must give for its sentence to be said at all.
-_SAID = 0.5
+# Share of the wrong outputs that a name must fail to give before it is taken back: other faults may lie beside it.
+_REFUTED = 0.1
 # Wrong calls on which an operator must equal a hypothesis to have its name.
 _NAMED_ON = 8
 # Relative error of a single weight that a picture does not show, as a multiple of that of an output, where a quantisation is
@@ -45,27 +42,19 @@ _NAMES = BY_ID | _GAINS
 
 def _name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
     """The hypothesis that gives the same outputs as an operator wherever the kernel was wrong; None if there is none."""
-    if len(operator.clauses) == 1 and (known := operator.clauses[0].effect.id):
-        return BY_ID.get(known)
+    if operator.effect is None or operator.effect.id:
+        return BY_ID.get(operator.effect.id) if operator.effect else None
     wrong = sorted(_wrong(samples), key=lambda s: s.size)
     few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
-    if not operator.clauses or not few:
+    if not few:
         return None
     fits = (bug for bug in FAMILY if all(_gives(bug, s)[s.bad].all() for s in few))
     return next((bug for bug in fits if any(_defined(bug, s).any() for s in few)), None)
 
 
 def said(read: ReadOut) -> str:
-    """Return what a read-out says, with the share of the wrong outputs if it does not give them all; empty if it says nothing."""
-    if not read.sentence or read.share < _SAID or read.fresh.explained < _CONFIRMED:
-        return ""
-    if read.all.false > _SPOILT * read.all.explained:
-        return ""
-    if read.exact:
-        return read.sentence
-    gives = f"this gives {percent(read.share)} of the wrong outputs that were seen"
-    also = f", and is wrong on {read.all.false} that are right" if read.all.false else ""
-    return f"{read.sentence}; {gives}{also}"
+    """Return what a read-out says; empty unless it gives every output that was seen, some of calls that it was not sought in."""
+    return read.sentence if read.exact and read.fresh.explained >= _CONFIRMED else ""
 
 
 def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
@@ -85,7 +74,7 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
         changed = _refuted(first, read)
     elif text:
         others = {finding.id for finding in serious(findings)[1:]}
-        changed = {"operator": text, "picture": _picture(read)} | _name(first, others, read, text)
+        changed = {"operator": text, "picture": _picture(read)} | _name(first, others, read)
         if changed.pop("place", False):
             evidence.insert(len(first.evidence), f"on the calls that were compared: {first.diagnosis}")
         if reports := public_reports(str(changed.get("id", first.id))):
@@ -113,35 +102,29 @@ def _evidence(read: ReadOut) -> list[str]:
     return [summary, *filter(None, (legend(text),)), *read.notes]
 
 
-def _name(first: Finding, others: Collection[str], read: ReadOut, text: str) -> dict[str, object]:
+def _name(first: Finding, others: Collection[str], read: ReadOut) -> dict[str, object]:
     """Id, title, words for the headline, and diagnosis of a finding, so that they and what was read say one thing.
 
     What other serious findings give is not held against this one.
     """
-    if first.id != UNEXPLAINED and first.id not in _NAMES:
-        return {}
     if first.id == UNEXPLAINED:
-        return (_read_name(read) | {"diagnosis": read.sentence}) if read.exact else {"title": _title(text)}
-    candidates = (first.id, *first.equivalent)
-    against = {id: _against(_NAMES[id], others, read) for id in candidates}
-    fits = [id for id in candidates if not against[id]]
+        return _read_name(read) | {"diagnosis": read.sentence}
+    if first.id not in _NAMES:
+        return {}
+    against = {id: _against(_NAMES[id], others, read) for id in (first.id, *first.equivalent)}
+    fits = [id for id in against if not against[id]]
     if first.id in fits:
         return {"equivalent": tuple(fits[1:])} | _confined(first, read)
     wrong = f'"{first.title}" fits the failing calls, but not {against[first.id]:,} wrong outputs that were read'
-    if fits:
-        named = _named(fits[0], read)
-    elif read.exact:
-        named = _read_name(read)
-    else:
-        named = {"id": UNEXPLAINED, "title": _title(text), "does": does(None, "")}
-    return named | {"diagnosis": f"{text}; {wrong}", "equivalent": tuple(fits[1:])}
+    named = _named(fits[0], read) if fits else _read_name(read)
+    return named | {"diagnosis": f"{read.sentence}; {wrong}", "equivalent": tuple(fits[1:])}
 
 
 def _refuted(first: Finding, read: ReadOut) -> dict[str, object]:
     """Changes of a finding whose name does not give what was seen, where nothing was read that does."""
     bug, seen = BY_ID[first.id], _wrong(read.samples)
     off = sum(int((s.bad & s.differs(_outputs(bug, s)) & ~_gives(bug, s)).sum()) for s in seen)
-    if off <= _SPOILT * read.all.wrong:
+    if off <= _REFUTED * read.all.wrong:
         return {}
     wrong = f'"{first.title}" fits failing calls, but not {off:,} of {read.all.wrong:,} wrong outputs that were seen'
     return {
@@ -154,8 +137,8 @@ def _refuted(first: Finding, read: ReadOut) -> dict[str, object]:
 
 
 def _confined(first: Finding, read: ReadOut) -> dict[str, object]:
-    """Changes of a finding whose name was read: an exact read-out that names a condition says where it shows."""
-    if not read.exact or not where(read.operator):
+    """Changes of a finding whose name was read: a read-out that names a condition says where it shows."""
+    if not where(read.operator):
         return {}
     return {"does": str(_named(first.id, read)["does"]), "diagnosis": read.sentence, "place": True}
 
@@ -164,27 +147,17 @@ def _read_name(read: ReadOut) -> dict[str, object]:
     known = _name_of(read.operator, read.samples)
     if known:
         return _named(known.id, read)
-    return {"id": OPERATOR, "title": _title(read.sentence), "does": does(None, "")}
-
-
-def _title(text: str) -> str:
-    """Return what was read, as the title of a finding without a name of its own."""
-    return one_line(text, OPERATOR_SHOWN)
+    return {"id": OPERATOR, "title": one_line(read.sentence, OPERATOR_SHOWN), "does": does(None, "")}
 
 
 def _named(id_: str, read: ReadOut) -> dict[str, object]:
     """Id, title and words for the headline of a hypothesis; the operator says under which condition."""
     act, place = does(_NAMES[id_], ""), where(read.operator)
-    if place is None:
-        act = f"{act}: {one_line(read.sentence, OPERATOR_SHOWN)}"
     return {"id": id_, "title": _NAMES[id_].title, "does": f"{act}, {place}" if place else act}
 
 
 def _against(bug: Bug, others: Collection[str], read: ReadOut) -> int:
-    """Wrong outputs that a hypothesis changes, and not to the kernel's answer, nor does another finding's give it.
-
-    Of a read-out that is not exact, those count that its operator gives.
-    """
+    """Count wrong outputs that a hypothesis changes, not to the kernel's answer, and that no other finding gives."""
     if not any(_defined(bug, sample).any() for sample in _wrong(read.samples)):
         return sum(int(sample.bad.sum()) for sample in read.samples)
     count = 0
@@ -192,8 +165,6 @@ def _against(bug: Bug, others: Collection[str], read: ReadOut) -> int:
         rows = sample.bad & ~_gives(bug, sample)
         if bug.id not in _GAINS:
             rows &= sample.differs(_outputs(bug, sample))
-        if rows.any() and not read.exact:
-            rows &= sample.agrees(read.operator.outputs(sample.queries))
         for id in others:
             if rows.any() and id in _NAMES:
                 rows &= ~_gives(_NAMES[id], sample)

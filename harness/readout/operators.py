@@ -1,6 +1,6 @@
 """Operators: what a kernel computes on any call, so that it can be tried on calls that were not seen.
 
-An `Effect` is what becomes of a query. With the condition under which it shows it is a `Clause`; clauses make an `Operator`.
+An `Effect` is what becomes of a query. With the condition under which it shows it is an `Operator`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from assay.harness.readout.queries import Queries
 
 
 class Effect(ABC):
-    """A change of the output of a query. The clause decides on which queries it shows.
+    """A change of the output of a query. The operator says on which queries it shows.
 
     Attributes:
         cost: how far-fetched it is. Costs only rank effects that explain the same: 1 is a plain bug, 3 is one of a kind.
@@ -47,31 +47,25 @@ class Told(Effect):
 
 
 @dataclass(frozen=True)
-class Clause:
-    """An effect, and the condition of the queries on which it shows."""
+class Operator:
+    """The function that a kernel computes: attention, changed by an effect on the queries that meet a condition.
 
-    effect: Effect
+    Attributes:
+        effect: the change; None for attention.
+        condition: of the queries on which it shows.
+    """
+
+    effect: Effect | None = None
     condition: Condition = ALWAYS
 
     @property
     def cost(self) -> float:
         """Strangeness: how far-fetched it is."""
-        return self.effect.cost + self.condition.cost
-
-
-@dataclass(frozen=True)
-class Operator:
-    """The function that a kernel computes: attention, changed by each clause where it shows; the first one that shows counts."""
-
-    clauses: tuple[Clause, ...] = ()
+        return (self.effect.cost if self.effect else 0.0) + self.condition.cost
 
     def outputs(self, queries: Queries) -> Numbers:
-        """The output of each query, float64 [rows, heads, head_dim_v]."""
-        out = queries.right.copy()
-        left = np.ones(out.shape[0] * out.shape[1], bool)
-        for clause in self.clauses:
-            shows = left & clause.condition.holds(queries.table)
-            if shows.any():
-                out = np.where(shows.reshape(*queries.shape, 1), clause.effect.outputs(queries), out)
-                left &= ~shows
-        return out
+        """The output of each query, float64 [rows, heads, head_dim_v]; NaN where it is undefined."""
+        shows = self.condition.holds(queries.table)
+        if self.effect is None or not shows.any():
+            return queries.right
+        return np.where(shows.reshape(*queries.shape, 1), self.effect.outputs(queries), queries.right)

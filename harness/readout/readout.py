@@ -39,9 +39,11 @@ _READ_AT_ONCE, _READ_AGAIN = 8, 5
 # Rounds in which calls that contradict an operator are sought in too, and how many of these.
 _ROUNDS, _AGAINST = 4, 12
 # Share of the wrong outputs below which a round that explains no more than the one before is the last.
-_LITTLE = 0.1
+_LITTLE = 0.02
 # Calls by which rivals are told apart in each round, and those that are looked at for it.
 _TELLING, _LOOKED_AT = 6, 60
+# Fresh calls on which an operator is tried in each round.
+_FRESH = 12
 # Relative error of a query, L1, that rounding explains: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both weights
 # and output, and a sum of values that cancel has a larger relative error.
 _NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -59,7 +61,7 @@ class ReadOut:
     """The operator that was read off a kernel.
 
     Attributes:
-        operator: what it computes; without clauses, attention.
+        operator: what it computes; without an effect, attention.
         sentence: the same in words, without a full stop; empty if it was right on all calls, or if no rule was found.
         all: how the operator does on all calls.
         fresh: how it does on calls that it was not sought in.
@@ -85,11 +87,6 @@ class ReadOut:
     samples: tuple[Sample, ...] = field(default=(), repr=False)
     passive: bool = False
     quantised: bool = False
-
-    @property
-    def share(self) -> float:
-        """Share of the wrong queries and heads whose outputs the operator gives."""
-        return self.all.share
 
     @property
     def exact(self) -> bool:
@@ -197,6 +194,8 @@ class _Search:
         try:
             data = ON_GRID if self._quantised else shape.data
             call = replace(shape, dtype=self._dtype, data=data).make(self._prober.asked, self._prober.device)
+            if self._quantised:  # its scale is a number of the data, not of the kernel
+                call = replace(call, v=call.v * 2.0 ** (self._prober.asked % 3))
         except (LookupError, ValueError):
             return None
         return call if call.rows and call.k.shape[0] else None
@@ -219,6 +218,7 @@ class _Search:
             operators = fitter.fit()
             fitter.operator = operators[0]
             self._tell_apart(operators)
+            self._challenge(operators[0])
             every = [*self.told, *self.pool]
             against = [s for s in every if s.fresh and not fitter.agreed(fitter.operator, s).all()]
             share = fitter.tally(fitter.operator, every).share
@@ -228,6 +228,7 @@ class _Search:
             self._seek(against[:_AGAINST])
             fitter.read(against[:_AGAINST], _READ_AGAIN)
         fitter.operator = fitter.fit()[0]
+        self._challenge(fitter.operator)
 
     def _seek(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
@@ -255,6 +256,18 @@ class _Search:
                 self.told.append(sample_of(call, out, self._error, self._draw))
                 undecided = [operator for operator in undecided if operator not in split]
                 asked += 1
+
+    def _challenge(self, operator: Operator) -> None:
+        """Ask for fresh calls, until one contradicts the operator: what was seen may all lie on one side of a limit."""
+        if operator.effect is None:
+            return
+        shapes = (replace(shape, data="normal") for shape in islice(self._shapes, 2 * _FRESH))
+        calls = (call for shape in shapes if (call := self._made(shape)) is not None)
+        for call in islice(calls, _FRESH):
+            if (out := self._prober(call)) is not None:
+                self.told.append(sample_of(call, out, self._error, self._draw))
+                if not self.fitter.agreed(operator, self.told[-1]).all():
+                    return
 
 
 def _in_turn(results: Collection[CallResult]) -> Iterator[CallResult]:

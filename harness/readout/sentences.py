@@ -1,4 +1,4 @@
-"""Operators in the field's words: one sentence for each clause, as a bug report would put it. `legend` explains the symbols."""
+"""Operators in the field's words: a sentence as a bug report would put it. `legend` explains the symbols."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from assay.harness.readout.conditions import Condition, Term
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
-from assay.harness.readout.operators import Clause, Operator, Told
+from assay.harness.readout.operators import Effect, Operator, Told
 from assay.harness.readout.words import ALL_BUT, Keys, keys, of_keys, only, plus
 
 # An effect in words, and the conditions on queries that its own conditions hold in common.
@@ -16,29 +16,27 @@ _Said = tuple[str, list[Condition]]
 
 
 def sentence(operator: Operator) -> str:
-    """Say what a kernel computes, one sentence for each clause, without the last full stop; empty if it computes attention.
-
-    A later sentence begins with "Elsewhere": of the clauses that show on a query, the first one counts.
-    """
-    return ". Elsewhere, ".join(", ".join(filter(None, _text_and_place(clause))) for clause in operator.clauses)
+    """Say what a kernel computes, without the full stop; empty if it computes attention."""
+    return ", ".join(filter(None, _text_and_place(operator)))
 
 
-def where(operator: Operator) -> str | None:
-    """Where an operator shows, as its sentence ends: "only in decode"; empty for always; None if one clause does not say it."""
-    if len(operator.clauses) != 1:
-        return None
-    return _text_and_place(operator.clauses[0])[1]
+def where(operator: Operator) -> str:
+    """Say where an operator shows, as its sentence ends: "only in decode"; empty for always."""
+    return _text_and_place(operator)[1]
 
 
-def _text_and_place(clause: Clause) -> tuple[str, str]:
-    """Return what a clause does, and where."""
-    if mask := _mask(clause):
-        return mask, only([_without_causal(clause.condition)])
-    if isinstance(clause.effect, Told):
-        return clause.effect.words, only([clause.condition])
-    assert isinstance(clause.effect, KeyFactors)
-    text, inner = _key_factors(clause.effect)
-    return text, only([clause.condition, *inner])
+def _text_and_place(operator: Operator) -> tuple[str, str]:
+    """Return what an operator does, and where."""
+    effect = operator.effect
+    if effect is None:
+        return "", ""
+    if mask := _mask(effect):
+        return mask, only([_without_causal(operator.condition)])
+    if isinstance(effect, Told):
+        return effect.words, only([operator.condition])
+    assert isinstance(effect, KeyFactors)
+    text, inner = _key_factors(effect)
+    return text, only([operator.condition, *inner])
 
 
 def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, list[Condition]]:
@@ -118,9 +116,8 @@ def _part(part: KeyFactor, which: Keys | None) -> str:
     return f"{what} multiplied by {_number(part.factor)}"
 
 
-def _mask(clause: Clause) -> str:
+def _mask(effect: Effect) -> str:
     """A mask with a name, which says by itself that it is causal; empty if it has none."""
-    effect = clause.effect
     if not isinstance(effect, KeyFactors) or len(effect.parts) != 1 or effect.phantom:
         return ""
     part = effect.parts[0]

@@ -10,10 +10,11 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, M
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
 from assay.harness.attention.shapes import Shape
-from assay.harness.localize.experiment import Experiments, Lab, Place, experiment, features
+from assay.harness.evidence.kernel_result import Property, Tried
+from assay.harness.localize.experiment import Experiments, Lab, Place, contradicts, experiment, features
 from assay.harness.localize.faults import Fault, WrongLses, WrongOutputs, breaks, writes_inputs, writes_outside
-from assay.harness.localize.guard import Guard
-from assay.harness.localize.rules import meets, words
+from assay.harness.localize.guard import Guard, attempt
+from assay.harness.localize.rules import Points, meets, rules, words
 
 Wrong = Callable[[AttentionCall, int, int, int], bool]
 """(call, sequence, new tokens, cached prefix) -> whether the sequence is wrong."""
@@ -34,7 +35,7 @@ def zeros_where(wrong: Wrong) -> Callable[[AttentionCall], Tensor]:
 def tried(kernel: Kernel, place: Place, most: int = 900, fault: Fault | None = None, memory: bool = False) -> Experiments:
     dims = frozenset((dim, dim) for dim in (64, 96, 128))
     guard = Guard(kernel, memory=memory)
-    lab = Lab(guard, dims, (torch.float32, torch.bfloat16), "cpu", lambda: False, most, fault or WrongOutputs())
+    lab = Lab(guard, dims, (torch.float32, torch.bfloat16), "cpu", lambda: 0.0, most, fault or WrongOutputs())
     return experiment(lab, [place])
 
 
@@ -161,7 +162,7 @@ def test_nothing_is_said_of_a_kernel_that_keeps_state() -> None:
 
 
 def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
-    lab = Lab(Guard(zeros_where(lambda *_: False), memory=False), frozenset(), (), "cpu", lambda: False)
+    lab = Lab(Guard(zeros_where(lambda *_: False), memory=False), frozenset(), (), "cpu", lambda: 0.0)
     assert not lab.repeats()
 
 
@@ -204,7 +205,7 @@ def test_a_rule_that_no_call_told_apart_is_said_too() -> None:
             raise KernelRefused("bfloat16 is for 128 dims")
         return faulty(call)
 
-    lab = Lab(Guard(kernel, memory=False), frozenset(((64, 64), (128, 128))), (torch.float32, torch.bfloat16), "cpu", lambda: False)
+    lab = Lab(Guard(kernel, memory=False), frozenset(((64, 64), (128, 128))), (torch.float32, torch.bfloat16), "cpu", lambda: 0.0)
     for new in range(1, 40):
         lab.ask(Shape("extend", ((new, 80),)))
     found = experiment(lab, [Place(Shape("extend", ((9, 80),), head_dim=128, dtype=torch.bfloat16), 0)])
@@ -212,6 +213,26 @@ def test_a_rule_that_no_call_told_apart_is_said_too() -> None:
     assert found.tried.context == {}
     said = {words(rule) for rule in (found.tried.rule, *found.tried.rivals)}
     assert said == {"head_dim >= 128", "dtype is bfloat16"}
+
+
+def test_a_wrong_call_of_anybody_contradicts_a_condition() -> None:
+    """The search for the smallest call makes calls of its own."""
+    said = Tried(
+        fault="output", rule=(Property(feature="prefix", kind=">=", values=(129.0,)),), context={}, wrong=9, right=9, calls=9
+    )
+    call = Shape("extend", ((3, 40), (3, 200))).make(0)
+    both, second = (attempt(zeros_where(wrong), call) for wrong in (lambda *_: True, lambda call, b, new, prefix: b == 1))
+    assert contradicts(both, said)
+    assert not contradicts(second, said)
+    assert not contradicts(both, said.model_copy(update={"context": {"phase": "decode"}}))
+
+
+def test_a_limit_that_no_call_can_reach_is_the_roundest() -> None:
+    """With three tokens for each item, 64 lies between what was right and what was wrong."""
+    points = Points([{"n": 3 * n} for n in range(1, 40)], [3 * n > 64 for n in range(1, 40)])
+    assert points.plainest(rules(points)[0]) == (Property(feature="n", kind=">=", values=(65.0,)),)
+    points = Points([{"n": 3 * n} for n in range(1, 40)], [3 * n <= 64 for n in range(1, 40)])
+    assert points.plainest(rules(points)[0]) == (Property(feature="n", kind="<=", values=(63.0,)),)
 
 
 def test_where_no_rule_holds_on_all_calls_the_heads_and_dtype_of_the_base_are_held() -> None:

@@ -20,7 +20,7 @@ from assay.harness.readout.elsewhere import SOURCES, from_elsewhere
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
-from assay.harness.readout.operators import Clause, Effect, Operator
+from assay.harness.readout.operators import Effect, Operator
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
@@ -35,7 +35,7 @@ def call(number: int) -> AttentionCall:
 
 def outputs(effect: Effect, given: AttentionCall) -> Tensor:
     queries = Queries(given, range(len(given.q)))
-    return torch.from_numpy(Operator((Clause(effect),)).outputs(queries))
+    return torch.from_numpy(Operator(effect).outputs(queries))
 
 
 def explained(effect: Effect, number: int) -> Sample:
@@ -57,7 +57,7 @@ def readings(effect: Effect) -> list[Sample]:
 
 
 def words(effects: Iterable[Effect]) -> list[str]:
-    return [sentence(Operator((Clause(effect),))) for effect in effects]
+    return [sentence(Operator(effect)) for effect in effects]
 
 
 def only(*literals: Literal) -> Condition:
