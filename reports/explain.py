@@ -31,15 +31,7 @@ _RIGHT_LSE = "Return the natural logarithm of the sum of exponentials of scaled 
 
 @dataclass(frozen=True)
 class _Advice:
-    """What is known of a finding that is no bug of the family.
-
-    Attributes:
-        id: of the finding.
-        title: its name in prose.
-        about: what goes wrong, in sentences.
-        do: what to do about it.
-        reports: addresses of public reports.
-    """
+    """What is known of a finding that is no bug of the family."""
 
     id: str
     title: str

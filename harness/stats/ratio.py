@@ -61,7 +61,6 @@ class _Ratio:
     Attributes:
         value: Hodges and Lehmann's estimate, the median of the mean log ratios of all pairs; nan if there is none.
         interval: two-sided; from 0 to infinity where too few ratios were measured for its level.
-        n: ratios measured.
         effective: effective sample size: the number of independent ratios that they are worth, at most `n`.
     """
 
@@ -237,8 +236,6 @@ class RatioDecision:
     """The verdict on one ratio.
 
     Attributes:
-        verdict: "pass", "regression" or "inconclusive".
-        reason: why.
         ratio: candidate over reference.
         floor: reference over reference.
         mean: ratio of the means over all requests; nan if there is none.
