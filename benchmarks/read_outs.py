@@ -44,16 +44,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fault_catalogue import CATALOGUE, SeededFault
 from held_out_faults import HELD_OUT
 from held_out_faults_second import SECOND
 from held_out_faults_third import THIRD
 from honest_kernels import KERNELS, Blocked
 from torch import Tensor
 
-from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
-from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.shapes import Shape

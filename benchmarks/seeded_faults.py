@@ -4,7 +4,7 @@
     python benchmarks/seeded_faults.py mask-top-left identity
     python benchmarks/seeded_faults.py --candidate sage_attn --device cuda
 
-Each fault of `assay.harness.attention.bugs.catalogue` is seeded in the output of a correct kernel, by default PyTorch's, on the
+Each fault of `fault_catalogue` is seeded in the output of a correct kernel, by default PyTorch's, on the
 op-level matrix, whose calls are spread over four layers. A fault that changes no output of these calls is "not shown". One that
 comes and goes is sought on matrices of up to five seeds. Equivalent faults and an honest kernel of each noise family must not be
 flagged.
@@ -23,10 +23,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 
+from fault_catalogue import CATALOGUE, SeededFault
 from torch import Tensor
 
-from assay.harness.attention.bugs.catalogue import CATALOGUE
-from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall, Kernel, default_device, tensor_of
 from assay.harness.attention.declaration import Declaration, declaration, declares
 from assay.harness.attention.honest import honest_outputs
@@ -63,7 +62,7 @@ def cases_in_layers(declared: Declaration, device: str, seed: int) -> list[Case]
     cases = matrix_of(Declaration(phases=declared.phases), device=device, seed=seed)
     calls = [case.make().with_spec(layer=number % LAYERS) for number, case in enumerate(cases)]
     kept = [(case, call) for case, call in zip(cases, calls, strict=True) if not declared.excludes(call)]
-    return [replace(case, make=partial(lambda call: call, call)) for case, call in kept]
+    return [replace(case, draw=partial(lambda call: call, call)) for case, call in kept]
 
 
 def seeded(fault: SeededFault, kernel: Kernel) -> Kernel:

@@ -34,9 +34,7 @@ class Probe:
 
     Attributes:
         id: such as "0+17", its shared and its new tokens.
-        ids: tokens of its prompt.
         shared: how many of them, from its first, are the prefix's.
-        depth: tokens that it generates.
     """
 
     id: str

@@ -21,7 +21,6 @@ class Shape:
     """Lengths of requests, in tokens.
 
     Attributes:
-        name: name in reports.
         prompt: length of each prompt, including the shared part; of the longest one, where they differ.
         output: length of each answer; forced.
         shared: length of the prefix that all prompts of a block share; it is cached beforehand.

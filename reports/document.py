@@ -247,7 +247,6 @@ class Document:
     """A result as every renderer shows it.
 
     Attributes:
-        command: that made it, such as "compare".
         title: of the page in a browser's tab, after the word of the header.
         verdict: None for a document that has none.
         exit_code: of the command, where it is not that of the verdict.
@@ -257,12 +256,9 @@ class Document:
         meaning: what the headline does not say; None for what the verdict means and the exit code.
         created: ISO 8601; empty if it does not matter.
         crumbs: above the word: what was examined.
-        body: in order.
         contents: whether a page begins with links to its sections.
         foot: what a page says at its end, before the command that made it.
-        suites: for JUnit.
         result: what its JSON holds; None for a document without.
-        json: writes the result.
         page: where its page is; the last line of an output names it.
     """
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from textwrap import indent
 
 from assay.harness.attention.bugs.bug import Bug, Form, links
-from assay.harness.attention.bugs.catalogue import public_reports
-from assay.harness.attention.bugs.family import BY_ID, FAMILY, KIND_TITLES
+from assay.harness.attention.bugs.family import BY_ID, FAMILY, KIND_TITLES, public_reports
 from assay.harness.attention.bugs.lse import BUGS as LSE_BUGS
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, TITLES
@@ -32,15 +31,7 @@ _RIGHT_LSE = "Return the natural logarithm of the sum of exponentials of scaled 
 
 @dataclass(frozen=True)
 class _Advice:
-    """What is known of a finding that is no bug of the family.
-
-    Attributes:
-        id: of the finding.
-        title: its name in prose.
-        about: what goes wrong, in sentences.
-        do: what to do about it.
-        reports: addresses of public reports.
-    """
+    """What is known of a finding that is no bug of the family."""
 
     id: str
     title: str

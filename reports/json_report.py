@@ -16,7 +16,7 @@ from assay.harness.judge.report import NOT_FINITE, Report
 from assay.harness.statement import WORDS
 from assay.reports.wording.written import with_words
 
-SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
+_SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 _NUMBER = rf'(?:-?\d[-+.\deE]*|null|"{NOT_FINITE}")'
 _NUMBERS = re.compile(rf"\[\n\s+{_NUMBER}(?:,\n\s+{_NUMBER})*\n\s+\]")
 
@@ -61,9 +61,9 @@ def _json_schema() -> dict[str, Any]:
 
 
 def _schema_text() -> str:
-    """Return what `SCHEMA_FILE` must hold."""
+    """Return what `_SCHEMA_FILE` must hold."""
     return json.dumps(_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    SCHEMA_FILE.write_text(_schema_text(), encoding="utf-8")
+    _SCHEMA_FILE.write_text(_schema_text(), encoding="utf-8")

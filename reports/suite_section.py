@@ -15,7 +15,7 @@ from assay.reports.svg import interval_chart
 from assay.reports.wording.say import measured_of, say
 from assay.reports.wording.verdict import suite_title
 
-FLIPS_SHOWN = 256
+_FLIPS_SHOWN = 256
 """Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
 _DIVERGENCES = 60
 
@@ -87,12 +87,12 @@ def _condition(row: ConditionRow) -> tuple[Words, ...]:
 
 
 def _shown(flips: Sequence[Flip]) -> list[Flip]:
-    """At most `FLIPS_SHOWN` in their given order, taken in turn from each direction and group so that all are represented."""
+    """At most `_FLIPS_SHOWN` in their given order, taken in turn from each direction and group so that all are represented."""
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index, flip in enumerate(flips):
         kinds[flip.direction, flip.group].append(index)
     turns = sorted((turn, index) for indices in kinds.values() for turn, index in enumerate(indices))
-    return [flips[index] for index in sorted(index for _, index in turns[:FLIPS_SHOWN])]
+    return [flips[index] for index in sorted(index for _, index in turns[:_FLIPS_SHOWN])]
 
 
 def _flips(suite: SuiteResult) -> list[Block]:

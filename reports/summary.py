@@ -1,4 +1,4 @@
-"""Wording that all renderers share: the words and signs of a verdict, and a suite in one line."""
+"""Wording that all renderers share: the words of a verdict, and a suite in one line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from assay.reports.wording.say import measured_of, say
 NOTHING = "–"
 
 
-SIGNS: dict[Verdict, str] = {"pass": "✓", "regression": "✕", "inconclusive": "?", "error": "!"}
 MEANINGS: dict[Verdict, str] = {
     "pass": "", "regression": "", "inconclusive": "This is not a pass.", "error": "This says nothing about accuracy.",
 }  # fmt: skip

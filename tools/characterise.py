@@ -83,14 +83,15 @@ def recorded_runs() -> Mapping[str, Callable[[Path], object]]:
 
 def wrong_kernels() -> Iterator[tuple[str, Any]]:
     """Every fault of the catalogue and every hypothesis, as kernels."""
-    from assay.harness.attention.bugs.catalogue import CATALOGUE
     from assay.harness.attention.bugs.family import BY_ID
     from assay.harness.attention.bugs.faults import fault, rounded_oracle
 
     def seeded(one: Any, call: Any) -> Any:
         return one.apply(call, rounded_oracle(call))
 
-    yield from ((f"fault/{one.id}", partial(seeded, one)) for one in CATALOGUE.values())
+    yield from (
+        (f"fault/{one.id}", partial(seeded, one)) for one in _load("benchmarks/fault_catalogue.py").CATALOGUE.values()
+    )
     yield from ((f"hypothesis/{id_}", fault(id_)) for id_ in BY_ID)
 
 

@@ -1,7 +1,7 @@
 """The op-level matrix: calls on synthetic data, under the conditions in which attention kernels fail.
 
-The matrix is a table of parts (`_parts`). Each part names axes with their values and the groups of axes whose combinations all
-occur; `covering` draws the calls. The axes follow SGLang's dense attention kit (``sglang.test.kits.attention_unittest``) and vLLM's
+`_TABLE` lists the parts of the matrix. Each names axes with their values and the groups of axes whose combinations all occur;
+`covering` draws the calls. The axes follow SGLang's dense attention kit (``sglang.test.kits.attention_unittest``) and vLLM's
 ``BatchSpec`` (queries shorter than their sequence, shuffled block tables). Every value that a bug needed is a value of an axis.
 
 The core covers, for each phase,
@@ -61,8 +61,6 @@ OTHER_HEAD_DIMS = (80, 96, 192, 256)
 """Head dims of Phi-2, Phi-3-mini, DeepSeek's prefill and Gemma."""
 _LONG: dict[Size, int] = {"small": 530, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
-PAGES = (0, 1, 16, 64)
-"""Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
 # Cached prefixes. 0: a top-left mask is right. 1: it is wrong by one key. 15 to 17, 63 to 65, 127 to 129: a last page or block of
 # 16, 64 or 128 keys that is partial is lost, one that is full is read past its end, or a prefix is taken a token early or late.
@@ -105,117 +103,21 @@ _CAPPED = ("scale 1", "normal", "peaky")  # in unscaled scores a cap of 50 shows
 _Scene = tuple[Length, Length, str, str]
 """New tokens, cached prefix, batch and data. A batch "{} alike" takes its size from the axis "size", and `_SCALED` data theirs
 from the axis "scale"."""
-
-
-def _scenes(*rows: tuple[Length, Length, str] | _Scene) -> tuple[_Scene, ...]:
-    return tuple(row if len(row) == 4 else (*row, "normal") for row in rows)
-
-
-_SEED_CASE = _scenes(
-    (41, 1, "one"), (34, 157, "one")
-)  # behind one cached token, and behind the questions' shared header
-# Kernels have a path for each of these, and two looks for wrong kernels found 34 that go wrong in one path, dtype, head dim and
-# number of heads alone: at a later block of keys, in a second partition, in a second sequence of several blocks, in a batch of
-# prompts alone, or of sequences that are alike.
-_PATHS = {
-    "extend": _scenes(
-        (66, 512, "one"), (70, 0, "{} prompts"), (32, range(66, 127), "{} alike"),
-        (17, range(258, 383), "{} with as many new tokens", _SCALED),
-    ),
-    "decode": _scenes(
-        (1, range(386, 447), "one"), (1, range(258, 383), "two long ones", _SCALED), (1, 300, "{} unlike")
-    ),
-}  # fmt: skip
-_ONCE = {
-    "extend": _scenes(
-        (40, 600, "one"),  # windows and blocks of up to 512 tokens
-        (40, 600, "one", "other numbers"),  # results that are kept by shape
-        (128, 384, "nine at borders", "scale 1.5 times"),  # new tokens that just fill a block or nearly do; a scale of its own
-        (34, 0, "one", "scores far above 0"), (34, 0, "one", "scores far below 0"),  # exponents of no maximum, or of a wrong one
-        (34, 90, "one", "K far from 0"),  # sums of scores in 16 bits
-        (9, 60, "three long ones", "equal first tokens"),  # a prefix that is taken for a shared one
-        (7, 0, "after no prefix"),  # two that are alike
-        (208, 60, "three chunks"),  # a second sequence of several blocks of queries
-        (16, 256, "cached powers of two"), (16, 240, "powers of two"),  # plans that are kept by totals; full partitions
-    ),
-    "decode": _scenes(
-        (1, 700, "one"),  # windows of up to 512 tokens
-        (1, 700, "one", "other numbers"),
-        (1, 300, "seventeen at borders", "scale 1.5 times"),
-        (1, 157, "one", "scores far above 0"), (1, 157, "one", "scores far below 0"),
-        (1, 157, "one", "K far from 0"),
-        (1, 60, "three long ones", "equal first tokens"),
-        (1, 256, "cached powers of two"), (1, 255, "powers of two"),
-    ),
-}  # fmt: skip
-# Long calls: a chunk of prefill beside decode; a batch beyond a vector of eight lengths.
-_LONG_BATCHES = {
-    "extend": _scenes((range(129, 191), range(1030, 1160), "a chunk among long ones")),
-    "decode": _scenes((1, range(1030, 1160), "nine long ones")),
-}
-# More packed keys than an index of 16 bits holds, in lengths that leave every remainder.
-_PACKED = {
-    "extend": _scenes((range(2, 9), range(1230, 1246), "33 long ones")),
-    "decode": _scenes((1, range(1230, 1246), "33 long ones")),
-}
-# Three, five, six and seven partitions of 512 keys, after calls of more: what those left must not be merged.
-_AFTER_MORE = _scenes(*((1, range(512 * n + 2, 512 * n + 511), "one") for n in (2, 4, 5, 6)))
-# What goes wrong in one dtype of 16 bits and one head dim.
-_HALVES = {
-    "extend": _scenes((96, 20, "one"), (256, 1, "one", BEYOND_FP16[2])),
-    "decode": _scenes((1, 600, "one", BEYOND_FP16[2])),
-}
-# The same batch in another order, in the buffers of the first, or with its prefixes in another order; a sink behind which small
-# weights decide.
-_EACH_DTYPE = {
-    "extend": _scenes(
-        (5, 10, "a shorter one first"),
-        (5, 10, "a longer one first"),
-        (34, 300, "one", "attention sink"),
-        (6, 10, "a short prefix first"),
-        (6, 10, "a long prefix first"),
-    ),
-    "decode": _scenes((1, 40, "a shorter one first"), (1, 40, "a longer one first"), (1, 300, "one", "attention sink")),
-}
-# Sequences without new tokens or without keys, where others have many or one: a batch is counted by its queries, or by its ends.
-_EMPTY = {
-    phase: _scenes(
-        *(
-            (new, 40, f"{what} {at}")
-            for new in news
-            for what in ("an empty one", "no keys")
-            for at in ("first", "last")
-        ),
-        (news[0], 40, "each of another length"),
-    )
-    for phase, news in (("extend", (9, 1)), ("decode", (1,)))
-}
-# Parts of a context of which some queries see no key. Their log-sum-exps say that they count for nothing in a merge.
-_UNSEEN = {"extend": _scenes((64, -20, "parts without keys")), "decode": _scenes((1, 300, "parts without keys"))}
-# Values of one feature, or of a quantisation.
-_ASKING = {
-    "extend": _scenes((34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, CROWD)),
-    "decode": _scenes((1, 200, "one"), (1, 129, CROWD), (1, 300, "4 unlike")),
-}
-_FAR = {
-    "extend": _scenes((17, range(1110, 1290), "after no prefix")),
-    "decode": _scenes((1, range(1110, 1290), "after a short one")),
-}
-"""Calls with more than 1,024 keys, whose mask, cap or partitions a kernel may treat in a way of their own."""
-# (queries, keys more than that) of cross attention.
-_CROSSING = _scenes(
-    (34, 157, "fewer keys than queries"), (129, -100, "one"), (64, -63, "one"), (300, -7, "fewer keys than queries"),
-    (34, range(1110, 1290), "one"),
-)  # fmt: skip
 _LAYOUTS = ("packed", "sliced", "heads first", "each its own")
 # Longest window that the calls of a model ask for: longer ones take gigabytes.
 _LONGEST_WINDOW = 8192
 # Those of DeepSeek's latent attention on one GPU: a kernel lays its q heads out in tiles of 16 or 64.
 _MLA_HEADS = (128, 1)
 # Not asked for with all others: a window is causal, and latent attention has shapes of its own.
-_ALONE = ("not_causal", "mla")
+_NOT_WITH_ALL = ("not_causal", "mla")
 # Seeds of the calls of a matrix follow one another, less than so many.
 _OF_A_MATRIX = 10_000
+# Groups of axes: of paths; and of scenes that go wrong in a dtype, or in a head dim.
+_BY_PATH = "scene dtype head_dim heads, scene heads layer, scene dtype size, heads scale"
+_BY_SCENE = "scene dtype, scene head_dim"
+_GRAPH = f"{GRAPHS[1]} short ones"
+# Of calls with scores far from 0.
+_FAR_PREFIX = {"extend": 0, "decode": 157}
 
 
 @dataclass(frozen=True)
@@ -256,33 +158,217 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the matrix.
+    """A part of the matrix. It has no calls if one of its axes has no values.
 
     Attributes:
-        groups: names of axes, separated by spaces, whose combinations all occur; or coarser words of `_COARSER` for them.
-        scenes: values of the axis "scene"; () where the part has axes "new", "prefix" and "batch".
-        axes: values of the axes that differ from those of a usual call.
+        groups: axes, separated by spaces, whose combinations all occur, or coarser words of `_COARSER` for them. Groups are
+            separated by commas.
+        scenes: values of the axis "scene"; () where the part has axes "new", "prefix" and "batch". All of decode have one new
+            token.
+        axes: values of the axes that differ from those of a usual call, or what `_named` calls them.
         beyond: see `Case.beyond`.
         first: values of axes with which the first calls cover the first group.
+        phase: the only phase with these calls; empty for both.
     """
 
-    groups: tuple[str, ...]
+    groups: str
     scenes: tuple[_Scene, ...] = ()
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     beyond: tuple[str, ...] = ()
     first: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    phase: str = ""
 
 
+def _row(phase: str, groups: str, scenes: Sequence[tuple[Any, ...]], *beyond: str, **axes: Sequence[Any]) -> _Part:
+    """Make a part of scenes; one without data has normal data."""
+    every = tuple(scene if len(scene) == 4 else (*scene, "normal") for scene in scenes)
+    return _Part(groups, every, axes, beyond, phase=phase)
+
+
+_extend, _decode, _both = (partial(_row, phase) for phase in ("extend", "decode", ""))
+# Scenes for values of one feature, or of a quantisation.
+_ASKING = {
+    "extend": [(34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, CROWD)],
+    "decode": [(1, 200, "one"), (1, 129, CROWD), (1, 300, "4 unlike")],
+}
+_FAR = {
+    "extend": [(17, range(1110, 1290), "after no prefix")],
+    "decode": [(1, range(1110, 1290), "after a short one")],
+}
+"""Calls with more than 1,024 keys, whose mask, cap or partitions a kernel may treat in a way of their own."""
+# (queries, keys more than that) of cross attention.
+_CROSSING = [
+    (34, 157, "fewer keys than queries"), (129, -100, "one"), (64, -63, "one"), (300, -7, "fewer keys than queries"),
+    (34, range(1110, 1290), "one"),
+]  # fmt: skip
+# With more than 512 keys in one sequence, or many sequences, or alone.
+_EACH = [(17, range(2, 127), "among long ones")]
+_IN_A_CROWD = (17, range(66, 127), CROWD)
+_ALONE = [(34, 0, "one")]
+# Sequences without new tokens or without keys, where others have many or one: a batch is counted by its queries, or by its ends.
+_EMPTY = [f"{what} {at}" for what in ("an empty one", "no keys") for at in ("first", "last")]
+_OF_ANOTHER_LENGTH = "each of another length"
+
+
+# Behind one cached token, and behind the questions' shared header.
+_SEED_CASE = _extend("scene", [(41, 1, "one"), (34, 157, "one")], head_dim="first", dtype="first")
+_TABLE = (
+    # Kernels have a path for each of these, and two looks for wrong kernels found 34 that go wrong in one path, dtype, head dim and
+    # number of heads alone: at a later block of keys, in a second partition, in a second sequence of several blocks, in a batch of
+    # prompts alone, or of sequences that are alike.
+    _extend(
+        _BY_PATH,
+        [
+            (66, 512, "one"), (70, 0, "{} prompts"), (32, range(66, 127), "{} alike"),
+            (17, range(258, 383), "{} with as many new tokens", _SCALED),
+        ],
+        heads="all", layer=_LAYERS, size=(*SIZES, MORE), scale=_SCALES,
+    ),
+    _decode(
+        _BY_PATH,
+        [(1, range(386, 447), "one"), (1, range(258, 383), "two long ones", _SCALED), (1, 300, "{} unlike")],
+        heads="all", layer=_LAYERS, size=(*SIZES, MORE), scale=_SCALES,
+    ),
+    # In float32 errors are smallest.
+    _extend(
+        "scene",
+        [
+            (40, 600, "one"),  # windows and blocks of up to 512 tokens
+            (40, 600, "one", "other numbers"),  # results that are kept by shape
+            (128, 384, "nine at borders", "scale 1.5 times"),  # new tokens that just fill a block or nearly do; another scale
+            (34, 0, "one", "scores far above 0"), (34, 0, "one", "scores far below 0"),  # exponents of no, or of a wrong, maximum
+            (34, 90, "one", "K far from 0"),  # sums of scores in 16 bits
+            (9, 60, "three long ones", "equal first tokens"),  # a prefix that is taken for a shared one
+            (7, 0, "after no prefix"),  # two that are alike
+            (208, 60, "three chunks"),  # a second sequence of several blocks of queries
+            (16, 256, "cached powers of two"), (16, 240, "powers of two"),  # plans that are kept by totals; full partitions
+        ],
+        head_dim="first", dtype="last",
+    ),
+    _decode(
+        "scene",
+        [
+            (1, 700, "one"),  # windows of up to 512 tokens
+            (1, 700, "one", "other numbers"),
+            (1, 300, "seventeen at borders", "scale 1.5 times"),
+            (1, 157, "one", "scores far above 0"), (1, 157, "one", "scores far below 0"),
+            (1, 157, "one", "K far from 0"),
+            (1, 60, "three long ones", "equal first tokens"),
+            (1, 256, "cached powers of two"), (1, 255, "powers of two"),
+        ],
+        head_dim="first", dtype="last",
+    ),
+    # What goes wrong in one dtype of 16 bits and one head dim.
+    _extend("scene dtype head_dim", [(96, 20, "one"), (256, 1, "one", BEYOND_FP16[2])], dtype="halves", layer=_LAYERS),
+    _decode("scene dtype head_dim", [(1, 600, "one", BEYOND_FP16[2])], dtype="halves", layer=_LAYERS),
+    _extend(_BY_SCENE, [(34, 157, "one", data) for data in BEYOND_FP16[:2]], dtype="halves", layer=_LAYERS),
+    _decode(_BY_SCENE, [(1, 157, "between others", data) for data in BEYOND_FP16[:2]], dtype="halves", layer=_LAYERS),
+    _both("heads", [(34, 300, "one", BEYOND_FP16[2])], dtype="halves", heads="unusual"),
+    _extend("dtype head_dim, scale", [(4, 92, "full tiles", _SCALED)], dtype="halves", scale=_SCALES),
+    _extend("scene", [(4, 92, "full tiles", _SCALED)], dtype="last", scale=_SCALES),
+    _decode("dtype head_dim, scale", [(1, 95, "full tiles", _SCALED)], dtype="halves", scale=_SCALES),
+    _decode("scene", [(1, 95, "full tiles", _SCALED)], dtype="last", scale=_SCALES),
+    # The same batch in another order, in the buffers of the first, or with its prefixes in another order; a sink behind which small
+    # weights decide.
+    _extend(
+        "scene dtype",
+        [
+            (5, 10, "a shorter one first"), (5, 10, "a longer one first"), (34, 300, "one", "attention sink"),
+            (6, 10, "a short prefix first"), (6, 10, "a long prefix first"),
+        ],
+        head_dim="first",
+    ),
+    _decode(
+        "scene dtype",
+        [(1, 40, "a shorter one first"), (1, 40, "a longer one first"), (1, 300, "one", "attention sink")],
+        head_dim="first",
+    ),
+    _both("scene, dtype head_dim", [(4, 1, f"{n} short ones") for n in GRAPHS], dtype="halves"),
+    # The longest calls, of a usual number of heads, which cost least. Sums that are kept in 16 bits: in float32 they hide on a GPU,
+    # where a right kernel may compute in TF32.
+    _extend("dtype", [(2, 4095, "one")], dtype="halves", head_dim="first"),
+    _decode("dtype", [(1, 4096, "one")], dtype="halves", head_dim="first"),
+    # A chunk of prefill beside decode; a batch beyond a vector of eight lengths.
+    _extend(_BY_SCENE, [(range(129, 191), range(1030, 1160), "a chunk among long ones")]),
+    _decode(_BY_SCENE, [(1, range(1030, 1160), "nine long ones")]),
+    # More packed keys than an index of 16 bits holds, in lengths that leave every remainder.
+    _both("scene", [(range(2, 9), range(1230, 1246), "33 long ones")], dtype="halves", head_dim="first", heads="last"),
+    _decode("head_dim", [(1, 2200, "one")], dtype="last"),  # limits of up to 2,048 tokens
+    # Three, five, six and seven partitions of 512 keys, after calls of more: what those left must not be merged.
+    _decode(
+        "scene", [(1, range(512 * n + 2, 512 * n + 511), "one") for n in (2, 4, 5, 6)], head_dim="first", dtype="last half"
+    ),
+    _both("dtype, head_dim", [(34, 400, "one", ONE_SIGN)], dtype="halves"),
+    _both("head_dim", [(34, 300, "one", BEYOND_FLOAT16)], dtype="bfloat16"),
+    _extend("heads, dtype", [(9, 30, "some without new tokens")], "batch", heads="all", head_dim="last"),
+    # A full chunk, and one token more than that; and prompts of more than two blocks that are shorter than a chunk.
+    _extend(
+        "scene, dtype, head_dim",
+        [(512, 8, "one"), (513, 0, "one"), (range(258, 383), 0, "one"), (range(386, 500), 0, "after no prefix")],
+        dtype="halves",
+    ),
+    _decode("dtype, size", [(1, 300, "{} alike")], dtype="halves", head_dim="last", size=(4, 6, MORE)),
+    _decode("heads, dtype", [(1, 40, "a single key first")], heads="all", head_dim="last"),
+    _extend(
+        "scene, dtype, head_dim", [*((new, 40, batch) for new in (9, 1) for batch in _EMPTY), (9, 40, _OF_ANOTHER_LENGTH)], "batch",
+    ),
+    _decode("scene, dtype, head_dim", [(1, 40, batch) for batch in (*_EMPTY, _OF_ANOTHER_LENGTH)], "batch"),
+    # Parts of a context of which some queries see no key. Their log-sum-exps say that they count for nothing in a merge.
+    _extend("asked dtype, heads head_dim", [(64, -20, "parts without keys")], "batch", heads="all", asked="of parts"),
+    _decode("asked dtype, heads head_dim", [(1, 300, "parts without keys")], "batch", heads="all", asked="of parts"),
+    # One value at a time, with more than 512 keys in one call.
+    _extend("grad_mode", _ASKING["extend"][:1], grad_mode=("inference_mode", "no_grad")),
+    _decode("grad_mode", _ASKING["decode"][:1], grad_mode=("inference_mode", "no_grad")),
+    _both("dtype", _EACH, "inputs", heads="all", layout=("sliced",)),
+    _both("layout", _EACH, "inputs", heads="all", layout=("heads first", "each its own")),
+    _both("dtype", _EACH, first_head="another rank's"),
+    _both("heads dtype", _EACH, "heads", dtype="halves", heads=_MODEL_HEADS[1:], head_dim="of models"),
+    *(
+        part(group, scenes, **{group.split()[-1]: "asked for"})
+        for part, every in ((_extend, (_EACH, _FAR["extend"], _ALONE)), (_decode, (_EACH, _FAR["decode"])))
+        for scenes in every
+        for group in ("model", "head_dim head_dim_v")
+    ),
+    _extend("head_dim", _ALONE, "head_dim", dtype="halves", head_dim="others"),
+    # Crowds with each value that the core lacks: with long keys, many new tokens and many sequences.
+    _both(
+        "heads, layout head_dim, layout dtype, layer", [_IN_A_CROWD], "heads", heads=_OTHER_HEADS, layout=_LAYOUTS, layer=_LAYERS,
+    ),
+    _both(
+        "head_dim dtype, head_dim heads, layout", [_IN_A_CROWD], "head_dim", "heads", heads=_HEADS_OF_OTHER_DIMS,
+        head_dim="others", layout=_LAYOUTS, layer=_LAYERS,
+    ),
+    _both("scene", [(*_IN_A_CROWD, data) for data in _RARE_HALVES], dtype="halves"),
+    _both("scene", [(*_IN_A_CROWD, data) for data in _RARE_EXACT], dtype="last"),
+    # Of models, those with many kv heads cost most.
+    _both("heads dtype", [_IN_A_CROWD], "heads", dtype="halves", heads=_MODEL_HEADS[:1], head_dim="of models"),
+    _decode("heads", [_IN_A_CROWD], "heads", dtype="halves", heads=_MODEL_HEADS[1:2], head_dim="of models"),
+    _extend("heads", [(4, 1, _GRAPH)], "heads", dtype="halves", heads=_MODEL_HEADS[1:], head_dim="of models"),
+    _decode("heads", [(1, 1, _GRAPH)], "heads", dtype="halves", heads=_MODEL_HEADS[2:], head_dim="of models"),
+    _extend("grad_mode, first_head", _ALONE, grad_mode=("inference_mode",), first_head="another rank's"),
+    _extend("layout", _ALONE, "inputs", heads="all", layout=("sliced", "each its own")),
+    _extend("heads", _ALONE, "heads", heads=_OTHER_HEADS[::4]),
+    _extend("heads", _ALONE, "heads", dtype="halves", heads=_MODEL_HEADS, head_dim="of models"),
+)  # fmt: skip
 _COARSER = {
     "cached": AxisPart("prefix", bool),
     "crowd": AxisPart("batch", lambda batch: batch == CROWD),
 }
 
 
-def _drawn(part: _Part, phase: str, usual: Mapping[str, Sequence[Any]], seed: int) -> Iterator[_Drawn]:
+def _drawn(
+    part: _Part,
+    phase: str,
+    usual: Mapping[str, Sequence[Any]],
+    seed: int,
+    named: Mapping[str, Mapping[str, Sequence[Any]]],
+) -> Iterator[_Drawn]:
     """Yield the calls of a part: the only place where calls are drawn."""
-    axes: dict[str, Sequence[Any]] = {**usual, **({"scene": part.scenes} if part.scenes else {}), **part.axes}
-    groups = [tuple(_COARSER.get(name, AxisPart(name)) for name in group.split()) for group in part.groups]
+    own = {axis: named[axis][some] if isinstance(some, str) else some for axis, some in part.axes.items()}
+    axes: dict[str, Sequence[Any]] = {**usual, **({"scene": part.scenes} if part.scenes else {}), **own}
+    if not all(map(len, axes.values())):
+        return
+    groups = [tuple(_COARSER.get(name, AxisPart(name)) for name in group.split()) for group in part.groups.split(",")]
     first = covering({**axes, **part.first}, groups[:1], seed) if part.first and all(part.first.values()) else []
     rows = [*first, *covering(axes, dict.fromkeys(groups), seed, first)]
     if part.scenes:  # calls of one shape follow one another, so that one can be made in the other's buffers
@@ -298,6 +384,8 @@ def _drawn(part: _Part, phase: str, usual: Mapping[str, Sequence[Any]], seed: in
             row["heads"], row["head_dim"] = SHAPES[model][:2], SHAPES[model][2]
         if row["head_dim_v"] == row["head_dim"]:
             row["head_dim_v"] = 0
+        if phase == "decode":
+            row["new"] = 1
         beyond = dict.fromkeys((*part.beyond, *("inputs",) * (row["layout"] != "packed")))
         lengths = {name: row.pop(name) for name in ("new", "prefix", "batch")}
         yield _Drawn(Shape(phase, (), **row), **lengths, beyond=tuple(beyond))
@@ -311,166 +399,39 @@ def _core_axes(phase: str, size: Size = "small", prefix: bool = True) -> dict[st
         "new": (1,) if decode else _NEW[size],
         "batch": tuple(CORE[phase]) if prefix else WITHOUT_PREFIX,
         "data": tuple(DATA),
-        "page": PAGES,
     }
 
 
-def _core_groups() -> tuple[str, ...]:
-    return (
-        "dtype head_dim heads cached",
-        "dtype head_dim heads crowd",
-        *(" ".join(three) for some in (
-            ("cached", "batch", "heads", "head_dim", "dtype"), ("cached", "batch", "new", "head_dim", "dtype"),
-            ("cached", "heads", "new", "head_dim", "dtype"), ("cached", "data", "head_dim", "dtype"),
-        ) for three in combinations(some, 3)),
-        *map(" ".join, combinations(("prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page"), 2)),
-    )  # fmt: skip
+_CORE_GROUPS = ", ".join((
+    "dtype head_dim heads cached",
+    "dtype head_dim heads crowd",
+    *(" ".join(three) for some in (
+        ("cached", "batch", "heads", "head_dim", "dtype"), ("cached", "batch", "new", "head_dim", "dtype"),
+        ("cached", "heads", "new", "head_dim", "dtype"), ("cached", "data", "head_dim", "dtype"),
+    ) for three in combinations(some, 3)),
+    *map(" ".join, combinations(("prefix", "new", "batch", "heads", "head_dim", "dtype", "data"), 2)),
+))  # fmt: skip
 
 
-def _parts(
-    phase: str,
-    size: Size,
-    heads_of: Sequence[tuple[int, int]],
-    kinds: Sequence[torch.dtype],
-    dims: Sequence[int],
-    other_dims: Sequence[int],
-    models: Sequence[str],
-    declared: Declaration,
-) -> Iterator[_Part]:
+def _parts(phase: str, size: Size, models: Sequence[str], declared: Declaration) -> Iterator[_Part]:
     """Yield the parts of the matrix of one phase."""
-    extend = phase == "extend"
-    heads: dict[str, Sequence[Any]] = {"heads": heads_of}
-    layers = {"layer": _LAYERS}
-    halves = {"dtype": [kind for kind in kinds if kind.itemsize == 2] or kinds[:1]}
-    first, last = {"head_dim": dims[:1]}, {"head_dim": dims[-1:]}
-    if extend:
-        yield _Part(("scene",), _SEED_CASE, first | {"dtype": kinds[:1], "page": (16,)})
-    core = _core_axes(phase, size, declared.prefix) | heads
+    if phase == "extend":
+        yield _SEED_CASE
+    core = _core_axes(phase, size, declared.prefix)
     # The mask of the seed case is wrong where a chunk of more new tokens than a block of queries follows a short prefix.
     behind = {
         "prefix": [n for n in core["prefix"] if isinstance(n, int) and 0 < n <= 64],
         "new": [n for n in core["new"] if _first(n) > 128],
     }
-    yield _Part(_core_groups(), axes=core, first=behind)
-    paths = ("scene dtype head_dim heads", "scene heads layer", "scene dtype size", "heads scale")
-    yield _Part(paths, _PATHS[phase], heads | layers | {"size": (*SIZES, MORE), "scale": _SCALES})
-    # In float32 errors are smallest.
-    yield _Part(("scene",), _ONCE[phase], first | {"dtype": kinds[-1:]})
-    yield _Part(("scene dtype head_dim",), _HALVES[phase], halves | layers)
-    unscaled = (34, 157, "one") if extend else (1, 157, "between others")
-    yield _Part(
-        ("scene dtype", "scene head_dim"), tuple((*unscaled, data) for data in BEYOND_FP16[:2]), halves | layers
-    )
-    yield _Part(
-        ("heads",),
-        _scenes((34 if extend else 1, 300, "one", BEYOND_FP16[2])),
-        halves | {"heads": [some for some in heads_of if some != _HEADS[size][1]]},
-    )
-    new = 4 if extend else 1
-    tiles = _scenes((new, 96 - new, "full tiles", _SCALED))
-    yield _Part(("dtype head_dim", "scale"), tiles, halves | {"scale": _SCALES})
-    yield _Part(("scene",), tiles, {"dtype": kinds[-1:], "scale": _SCALES})
-    yield _Part(("scene dtype",), _EACH_DTYPE[phase], first)
-    yield _Part(("scene", "dtype head_dim"), _scenes(*((new, 1, f"{n} short ones") for n in GRAPHS)), halves)
-    yield from _long(phase, heads_of, halves, first, kinds[-1:])
-    yield _Part(("dtype", "head_dim"), _scenes((34 if extend else 1, 400, "one", ONE_SIGN)), halves)
-    if torch.bfloat16 in kinds:
-        wide = _scenes((34 if extend else 1, 300, "one", BEYOND_FLOAT16))
-        yield _Part(("head_dim",), wide, {"dtype": (torch.bfloat16,)})
-    if extend:
-        yield _Part(("heads", "dtype"), _scenes((9, 30, "some without new tokens")), heads | last, ("batch",))
-        # A full chunk, and one token more than that; and prompts of more than two blocks that are shorter than a chunk.
-        chunks = _scenes(
-            (512, 8, "one"), (513, 0, "one"), (range(258, 383), 0, "one"), (range(386, 500), 0, "after no prefix")
-        )  # fmt: skip
-        yield _Part(("scene", "dtype", "head_dim"), chunks, halves)
-    else:
-        yield _Part(("dtype", "size"), _scenes((1, 300, "{} alike")), halves | last | {"size": (4, 6, MORE)})
-        yield _Part(("heads", "dtype"), _scenes((1, 40, "a single key first")), heads | last)
-    yield _Part(("scene", "dtype", "head_dim"), _EMPTY[phase], beyond=("batch",))
-    if "lse" in declared.features:
-        window = [(some[0],) for name, some in values_of(declared.features).items() if name == "window"]
-        seen = {"asked": ((), *window)}
-        yield _Part(("asked dtype", "heads head_dim"), _UNSEEN[phase], heads | seen, ("batch",))
-    # One value at a time, with more than 512 keys in one call.
-    each = _scenes((17 if extend else 1, range(2, 127), "among long ones"))
-    yield _Part(("grad_mode",), _ASKING[phase][:1], {"grad_mode": ("inference_mode", "no_grad")})
-    yield _Part(("dtype",), each, heads | {"layout": ("sliced",)}, ("inputs",))
-    yield _Part(("layout",), each, heads | {"layout": ("heads first", "each its own")}, ("inputs",))
-    yield _Part(("dtype",), each, {"first_head": (_HEADS[size][1][0],)})
-    of_models = {"heads": _MODEL_HEADS, "head_dim": (_MODEL_DIM,)} if _MODEL_DIM in dims else {}
-    if of_models:
-        yield _Part(("heads dtype",), each, halves | of_models | {"heads": _MODEL_HEADS[1:]}, ("heads",))
-    alone = _scenes((34, 0, "one")) if extend else ()
-    for scenes in filter(None, (each, _FAR[phase], alone)):
-        if models:
-            yield _Part(("model",), scenes, {"model": models})
-        if declared.head_dims_v:
-            yield _Part(("head_dim head_dim_v",), scenes)
-    if alone and other_dims:
-        yield _Part(("head_dim",), alone, halves | {"head_dim": other_dims}, ("head_dim",))
-    yield from _in_crowds(phase, kinds, halves, dims, other_dims, of_models)
-    if alone:
-        yield _Part(
-            ("grad_mode", "first_head"), alone, {"grad_mode": ("inference_mode",), "first_head": (_HEADS[size][1][0],)}
-        )
-        yield _Part(("layout",), alone, heads | {"layout": ("sliced", "each its own")}, ("inputs",))
-        yield _Part(("heads",), alone, {"heads": _OTHER_HEADS[::4]}, ("heads",))
-        if of_models:
-            yield _Part(("heads",), alone, halves | of_models, ("heads",))
-    yield from _asking(phase, heads, of_models, {"head_dim": other_dims}, declared.features)
+    yield _Part(_CORE_GROUPS, axes=core | {"heads": "all"}, first=behind)
+    yield from (part for part in _TABLE if part.phase in ("", phase))
+    yield from _asking(phase, declared.features)
     for model in models:
-        yield from _as_layers(phase, asked_by(model, declared.features), {"model": (model,)})
+        yield from _as_layers(asked_by(model, declared.features), model=(model,))
     noise = family(declared.noise)
     if noise.quantises:  # calls on which a quantisation costs nothing
         grid = (ON_GRID, WEIGHTS_ON_GRID) if noise.p is None else (WEIGHTS_ON_GRID,)
-        yield _Part(("scene data head_dim", "data dtype", "data heads"), _ASKING[phase], heads | {"data": grid})
-
-
-def _in_crowds(
-    phase: str,
-    kinds: Sequence[torch.dtype],
-    halves: Mapping[str, Sequence[Any]],
-    dims: Sequence[int],
-    other_dims: Sequence[int],
-    of_models: Mapping[str, Sequence[Any]],
-) -> Iterator[_Part]:
-    """Yield crowds with each value that the core lacks: with long keys, many new tokens and many sequences."""
-    new, prefix = 17 if phase == "extend" else 1, range(66, 127)
-    crowd = _scenes((new, prefix, CROWD))
-    axes = {"dtype": kinds, "layout": _LAYOUTS, "layer": _LAYERS}
-    pairs = ("layout dtype", "layer")
-    yield _Part(
-        ("heads", "layout head_dim", *pairs), crowd, {**axes, "heads": _OTHER_HEADS, "head_dim": dims}, ("heads",)
-    )
-    if other_dims:
-        crossed = axes | {"heads": _HEADS_OF_OTHER_DIMS, "head_dim": other_dims}
-        yield _Part(("head_dim dtype", "head_dim heads", "layout"), crowd, crossed, ("head_dim", "heads"))
-    for data, some in ((_RARE_HALVES, halves), (_RARE_EXACT, {"dtype": kinds[-1:]})):
-        yield _Part(("scene",), tuple((new, prefix, CROWD, each) for each in data), some)
-    if of_models:
-        long = 1 if phase == "extend" else 2  # those with many kv heads cost most
-        yield _Part(("heads dtype",), crowd, {**halves, **of_models, "heads": _MODEL_HEADS[:1]}, ("heads",))
-        yield _Part(("heads",), crowd, {**halves, **of_models, "heads": _MODEL_HEADS[1:long]}, ("heads",))
-        short = _scenes((4 if phase == "extend" else 1, 1, f"{GRAPHS[1]} short ones"))
-        yield _Part(("heads",), short, {**halves, **of_models, "heads": _MODEL_HEADS[long:]}, ("heads",))
-
-
-def _long(
-    phase: str,
-    heads_of: Sequence[tuple[int, int]],
-    halves: dict[str, Sequence[Any]],
-    first: dict[str, Sequence[Any]],
-    exact: Sequence[torch.dtype],
-) -> Iterator[_Part]:
-    """Yield the longest calls: of a usual number of heads, which cost least."""
-    # Sums that are kept in 16 bits. In float32 they hide on a GPU, where a right kernel may compute in TF32.
-    yield _Part(("dtype",), _scenes((2, 4095, "one") if phase == "extend" else (1, 4096, "one")), halves | first)
-    yield _Part(("scene dtype", "scene head_dim"), _LONG_BATCHES[phase])
-    yield _Part(("scene",), _PACKED[phase], halves | first | {"heads": heads_of[-1:]})
-    if phase == "decode":
-        yield _Part(("head_dim",), _scenes((1, 2200, "one")), {"dtype": exact})  # limits of up to 2,048 tokens
-        yield _Part(("scene",), _AFTER_MORE, first | {"dtype": halves["dtype"][-1:]})
+        yield _both("scene data head_dim, data dtype, data heads", _ASKING[phase], heads="all", data=grid)
 
 
 def asked_by(model: str, features: Sequence[str]) -> tuple[str, ...]:
@@ -478,73 +439,83 @@ def asked_by(model: str, features: Sequence[str]) -> tuple[str, ...]:
     return tuple(value for value in ASKED_BY.get(model, ()) if feature_in(value) in features)
 
 
-def _as_layers(phase: str, asked: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> Iterator[_Part]:
+def _as_layers(asked: Sequence[str], **axes: Sequence[Any]) -> Iterator[_Part]:
     """Yield a call that asks for all that a model's layers do, with more keys than its window has, so that it cuts some."""
     if asked and (window := longest_window(asked)) <= _LONGEST_WINDOW:
         # A cap as large as models have it changes nothing where scores are of normal size.
         data = "unscaled scores" if any(feature_in(value) == "softcap" for value in asked) else "normal"
-        scene = (7 if phase == "extend" else 1, max(window + window // 8, 300), "one", data)
-        yield _Part(("scene",), (scene,), {"asked": (tuple(asked),), **axes}, ("heads", "head_dim"))
+        scene = (7, max(window + window // 8, 300), "one", data)
+        yield _both("scene", (scene,), "heads", "head_dim", asked=(tuple(asked),), **axes)
 
 
-def _asking(
-    phase: str,
-    heads: Mapping[str, Sequence[Any]],
-    of_models: Mapping[str, Sequence[Any]],
-    others: Mapping[str, Sequence[Any]],
-    features: Sequence[str],
-) -> Iterator[_Part]:
-    """Yield the calls that ask for a feature, for two of them and for all.
+def _asking(phase: str, features: Sequence[str]) -> Iterator[_Part]:
+    """Yield the calls that ask for a declared feature, for two of them and for all.
 
     Each value of a feature meets each dtype, head dim, number of heads and layout, and each feature all combinations of the first
     three.
-
-    Args:
-        phase: the phase.
-        heads: the axis of usual numbers of heads.
-        of_models: axes of the heads of models, or none.
-        others: the axis of other head dims, which may have no values.
-        features: those that are declared.
     """
     asked = {name: of for name, of in values_of(features).items() if phase == "extend" or name != "not_causal"}
     for name, of in asked.items():
-        data = {"data": _CAPPED if name == "softcap" else ("normal",)}
-        axes = {**heads, **data}
-        if name == "stored_kv":  # a scale of each head is that of the tensor in MQA
-            axes["heads"] = [some for some in heads["heads"] if some[1] > 1]
-        groups: tuple[str, ...] = ("scene asked", "asked dtype")
+        data = _CAPPED if name == "softcap" else ("normal",)
+        # A scale of each head is that of the tensor in MQA.
+        heads = "of several kv heads" if name == "stored_kv" else "all"
+        groups, layout = "scene asked, asked dtype", _LAYOUTS[: 1 if name == "mla" else None]
         if name != "mla":
-            axes["layout"] = _LAYOUTS
-            pairs = ("asked heads", "asked head_dim", "asked layout", "layout heads", "layout head_dim", "layout dtype")
-            groups = (*groups, *pairs, "heads head_dim dtype")
-        for scenes, values in (
-            (_ASKING[phase], [(value,) for value in of if value != "cross attention"]),
-            (_CROSSING, [(value,) for value in of if value == "cross attention"]),
-        ):
-            if values:
-                yield _Part(groups, scenes, axes | {"asked": values})
-        yield _Part(("asked",), _FAR[phase], axes | {"asked": [(value,) for value in of if value != "cross attention"]})
+            pairs = "asked heads, asked head_dim, asked layout, layout heads, layout head_dim, layout dtype"
+            groups = f"{groups}, {pairs}, heads head_dim dtype"
+        usual = [(value,) for value in of if value != "cross attention"]
+        crossing = [(value,) for value in of if value == "cross attention"]
+        yield _both(groups, _ASKING[phase], heads=heads, data=data, layout=layout, asked=usual)
+        yield _both(groups, _CROSSING, heads=heads, data=data, layout=layout, asked=crossing)
+        yield _both("asked", _FAR[phase], heads=heads, data=data, layout=layout, asked=usual)
         if name == "mla":
-            most = _scenes((7 if phase == "extend" else 1, 200, "one"))
-            yield _Part(("asked",), most, {"heads": (_MLA_HEADS,), "asked": [(MLA,)]})
-        else:
-            some = data | {"asked": [(value,) for value in of if value != "cross attention"]}
-            if of_models:
-                yield _Part(("heads",), _ASKING[phase][:1], {**of_models, **some}, ("heads",))
-            if others["head_dim"]:
-                yield _Part(("head_dim",), _ASKING[phase][:1], {**others, **some}, ("head_dim",))
+            yield _both("asked", [(7, 200, "one")], heads=(_MLA_HEADS,), asked=[(MLA,)])
+            continue
+        first = _ASKING[phase][:1]
+        yield _both("heads", first, "heads", heads=_MODEL_HEADS, head_dim="of models", data=data, asked=usual)
+        yield _both("head_dim", first, "head_dim", head_dim="others", data=data, asked=usual)
     for window in LONG_WINDOWS if "window" in asked else ():  # of two heads, as they have many keys
-        scene = (range(66, 140) if phase == "extend" else 1, 2 * window - 100, "one")
-        yield _Part(("dtype",), _scenes(scene), {"heads": heads["heads"][-1:], "asked": ((f"window {window}",),)})
+        scene = (range(66, 140), 2 * window - 100, "one")
+        yield _both("dtype", [scene], heads="last", asked=((f"window {window}",),))
     strongest = {name: value for name, value in strongest_of(features).items() if name in asked}
     pairs_of = [pair for pair in combinations(strongest, 2) if set(pair) != {"window", "not_causal"}]
     for scenes, causal in ((_ASKING[phase], True), (_CROSSING, False)):
         together = [tuple(map(strongest.__getitem__, two)) for two in pairs_of if ("not_causal" in two) != causal]
-        if together:
-            yield _Part(("asked dtype", "asked scene", "heads head_dim"), scenes, {**heads, "asked": together})
-    every = tuple(value for name, value in strongest.items() if name not in _ALONE)
+        yield _both("asked dtype, asked scene, heads head_dim", scenes, heads="all", asked=together)
+    every = tuple(value for name, value in strongest.items() if name not in _NOT_WITH_ALL)
     if len(every) > 2:
-        yield _Part(("scene", "dtype", "heads head_dim"), _ASKING[phase], {**heads, "asked": [every]})
+        yield _both("scene, dtype, heads head_dim", _ASKING[phase], heads="all", asked=[every])
+
+
+def _named(
+    size: Size,
+    heads: Sequence[tuple[int, int]],
+    kinds: Sequence[torch.dtype],
+    dims: Sequence[int],
+    other_dims: Sequence[int],
+    models: Sequence[str],
+    declared: Declaration,
+) -> dict[str, dict[str, Sequence[Any]]]:
+    """Return the values that parts name: axis -> name -> values, of which there may be none."""
+    usual, halves = _HEADS[size][1], [kind for kind in kinds if kind.itemsize == 2] or kinds[:1]
+    windows = [(some[0],) for name, some in values_of(declared.features).items() if name == "window"]
+    return {
+        "heads": {
+            "all": heads, "last": heads[-1:], "unusual": [some for some in heads if some != usual],
+            "of several kv heads": [some for some in heads if some[1] > 1],
+        },
+        "head_dim": {
+            "first": dims[:1], "last": dims[-1:], "others": other_dims, "of models": [dim for dim in dims if dim == _MODEL_DIM],
+        },
+        "dtype": {
+            "first": kinds[:1], "last": kinds[-1:], "halves": halves, "last half": halves[-1:],
+            "bfloat16": [kind for kind in kinds if kind == torch.bfloat16],
+        },
+        "first_head": {"another rank's": usual[:1]},
+        "head_dim_v": {"asked for": (0, *declared.head_dims_v) if declared.head_dims_v else ()},
+        "model": {"asked for": models},
+        "asked": {"of parts": ((), *windows) if "lse" in declared.features else ()},
+    }  # fmt: skip
 
 
 def _as_mla(drawn: _Drawn) -> _Drawn:
@@ -598,11 +569,12 @@ def cases(
     only_mla = "mla" in declared.features and dims == (576,)  # such a kernel computes nothing else
     heads_of = list({q: (q, kv) for q, kv in _HEADS[size]}.values()) if only_mla else _HEADS[size]
     usual = _usual(_HEADS[size][1], kinds, dims) | {"head_dim_v": (0, *declared.head_dims_v)}
+    named = _named(size, heads_of, kinds, dims, other_dims, models, declared)
     drawn = [
         each
         for phase in phases
-        for part in _parts(phase, size, heads_of, kinds, dims, other_dims, models, declared)
-        for each in _drawn(part, phase, usual, seed)
+        for part in _parts(phase, size, models, declared)
+        for each in _drawn(part, phase, usual, seed, named)
     ]
     if only_mla:
         drawn = [each for each in drawn if each.shape.layout == "packed"]
@@ -617,7 +589,7 @@ def cases(
 def _usual(heads: tuple[int, int], kinds: Sequence[torch.dtype], dims: Sequence[int]) -> dict[str, Sequence[Any]]:
     """Return the axes of a usual call: those with several values take them in turn."""
     return {
-        "heads": (heads,), "head_dim": dims, "dtype": kinds, "data": ("normal",), "page": (0,), "head_dim_v": (0,), "layer": (0,),
+        "heads": (heads,), "head_dim": dims, "dtype": kinds, "data": ("normal",), "head_dim_v": (0,), "layer": (0,),
         "first_head": (0,), "layout": ("packed",), "grad_mode": ("",), "asked": ((),), "size": (0,), "scale": ("",),
     }  # fmt: skip
 
@@ -648,14 +620,13 @@ def model_cases(
     usual = _usual(heads, (dtype,), (head_dim,))
     for phase in phases:
         decode = phase == "decode"
-        axes = _core_axes(phase) | {"heads": (heads,), "page": (0, 16, 64), "new": (1,) if decode else (1, 7, 64, 129)}
-        axes["prefix"] = (1, 16, 200) if decode else (0, 1, 16, 200)
-        pairs = tuple(map(" ".join, combinations([axis for axis, values in axes.items() if len(values) > 1], 2)))
-        long = _scenes((1 if decode else 7, tokens, "one"), *([] if decode else [(tokens, 0, "one")]))
-        far = tuple(scene for scene in _ONCE[phase] if scene[3].startswith("scores far"))  # the run meets the others
-        parts = [_Part(pairs, axes=axes), _Part(("scene",), long, {"page": (16,)}), _Part(("scene",), far)]
-        for part in (*parts, *_as_layers(phase, asked, {})):
-            drawn += _drawn(part, phase, usual, 0)
+        axes = _core_axes(phase) | {"heads": (heads,), "new": (1,) if decode else (1, 7, 64, 129)}
+        axes["prefix"] = (0, 1, 16, 200)[decode:]
+        pairs = ", ".join(map(" ".join, combinations([axis for axis, values in axes.items() if len(values) > 1], 2)))
+        long = [(7, tokens, "one"), *([] if decode else [(tokens, 0, "one")])]
+        far = [(34, _FAR_PREFIX[phase], "one", f"scores far {side} 0") for side in ("above", "below")]
+        for part in (_Part(pairs, axes=axes), _both("scene", long), _both("scene", far), *_as_layers(asked)):
+            drawn += _drawn(part, phase, usual, 0, {})
     if (heads[1], head_dim) == (1, 576):  # of a model with latent attention
         drawn = list(map(_as_mla, drawn))
     return [_case(each, number, device, "small", ways, bool(asked)) for number, each in enumerate(drawn)]
@@ -698,7 +669,6 @@ def _case(call: _Drawn, seed: int, device: str, size: Size, ways: Sequence[str],
         "head_dim": str(shape.head_dim),
         "dtype": str(shape.dtype).removeprefix("torch."),
         "data": shape.data,
-        "page": str(shape.page) if shape.page else "packed",
         "inputs": shape.layout,
         "head_dim_v": str(shape.head_dim_v) if shape.head_dim_v else "that of q",
         "layer": str(shape.layer),
@@ -709,10 +679,7 @@ def _case(call: _Drawn, seed: int, device: str, size: Size, ways: Sequence[str],
         condition["asked for"] = " and ".join(shape.asked) or "nothing"
     condition |= {name: taken[name].partition(": ")[2] or "yes" if name in taken else "no" for name in alternatives}
     dims = f"d{shape.head_dim}" + (f"v{shape.head_dim_v}" if shape.head_dim_v else "")
-    parts = [
-        shape.phase, f"{new}+{prefix}", batch, condition["heads"], dims,
-        condition["dtype"], shape.data, f"page{shape.page}" if shape.page else "packed",
-    ]  # fmt: skip
+    parts = [shape.phase, f"{new}+{prefix}", batch, condition["heads"], dims, condition["dtype"], shape.data]
     parts += [f"layer{shape.layer}"] * (shape.layer > 0) + [shape.layout] * (shape.layout != "packed")
     parts += [f"from_head{shape.first_head}"] * (shape.first_head > 0)
     parts += [special for special in (shape.grad_mode, *shape.asked) if special]

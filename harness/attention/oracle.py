@@ -66,7 +66,7 @@ def _by_groups(
 ) -> Tensor:
     """Reduce the scores [heads, rows, keys] of each group, and its sinks, to some numbers: float64 [rows, num_q_heads, width]."""
     asked = call.rows if rows is None else len(rows)
-    result = torch.zeros(asked, call.q.shape[1], width, dtype=torch.float64, device=call.q.device)
+    result = torch.empty(asked, call.q.shape[1], width, dtype=torch.float64, device=call.q.device)
     numbers = numbers_at_once(call.q.device)
     for group in sequence_groups(call, rows, numbers // 4):
         k, outs = group.k.double(), []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.declaration import declares
+from assay.harness.attention.oracle import sequences
 
 
 @declares(about="PyTorch's scaled_dot_product_attention, one sequence at a time")
@@ -18,12 +17,11 @@ def torch_sdpa(call: AttentionCall) -> Tensor:
 
     It is slower than a packed kernel for batches of many short sequences.
     """
-    outs, queries, keys = [], pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist())
-    for (q0, q1), (k0, k1) in zip(queries, keys, strict=True):
-        q, k, v = (t.transpose(0, 1)[None] for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
-        masked = call.causal and q1 - q0 > 1
-        uncached = q1 - q0 == k1 - k0
-        mask = _lower_right(q1 - q0, k1 - k0, q.device) if masked and not uncached else None
+    outs = []
+    for rows, keys in sequences(call):
+        q, k, v = (t.transpose(0, 1)[None] for t in (call.q[rows], call.k[keys], call.v[keys]))
+        masked, uncached = call.causal and q.shape[2] > 1, q.shape[2] == k.shape[2]
+        mask = _lower_right(q.shape[2], k.shape[2], q.device) if masked and not uncached else None
         out = scaled_dot_product_attention(
             q,
             k,

@@ -39,6 +39,7 @@ class SequenceGroup:
         asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
         places: int64 [asked], their places among all queries of the call that are asked for.
         start: the first of the places if they follow one another, else None.
+        whole: whether all queries of its sequences are asked for.
     """
 
     q: Tensor
@@ -53,6 +54,7 @@ class SequenceGroup:
     asked: Tensor
     places: Tensor
     start: int | None
+    whole: bool
 
     @property
     def sequences(self) -> int:
@@ -93,26 +95,29 @@ class SequenceGroup:
 
     def queries(self, q: Tensor, some: Tensor) -> Tensor:
         """Take `some` of `q` [..., heads, group, len_q, head_dim] -> [..., heads, group * r, head_dim]: group heads are rows."""
+        if self.whole and some.shape[1] == q.shape[-2]:
+            return q.flatten(-3, -2)
         if self.sequences == 1:
             return q[..., some[0], :].flatten(-3, -2)
         at = some.repeat_interleave(q.shape[-4] // self.sequences, 0)[:, None, :, None]
         return q.gather(-2, at.expand(*q.shape[:-2], at.shape[2], q.shape[-1])).flatten(-3, -2)
 
     def rows_first(self, out: Tensor) -> Tensor:
-        """Reorder [..., heads, group * r, head_dim_v] -> [..., sequences, r, num_q_heads, head_dim_v]."""
+        """Reorder [..., heads, group * r, head_dim_v] -> [..., sequences, r, heads of a sequence, group, head_dim_v]."""
         heads, group = len(self.q) // self.sequences, self.q.shape[1]
         split = out.reshape(*out.shape[:-3], self.sequences, heads, group, out.shape[-2] // group, out.shape[-1])
-        return split.movedim(-2, -4).flatten(-3, -2)
+        return split.movedim(-2, -4)
 
     def put(self, blocks: Sequence[Tensor], into: Tensor) -> None:
-        """Put the blocks' results, [..., sequences, r, num_q_heads, head_dim_v], into [..., rows, num_q_heads, head_dim_v]."""
-        rows = (blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -3)).flatten(-4, -3)
-        if len(self.asked) < rows.shape[-3]:
-            rows = rows.index_select(-3, self.asked)
-        if self.start is None:
-            into.index_copy_(into.dim() - 3, self.places, rows.to(into.dtype))
-        else:
-            into.narrow(-3, self.start, len(self.asked)).copy_(rows)
+        """Put the blocks' results, as `rows_first` orders them, into [..., rows, num_q_heads, head_dim_v]."""
+        rows = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -4)
+        sequences, count, heads, group = rows.shape[-5:-1]
+        if self.start is not None and len(self.asked) == sequences * count:
+            place = into.narrow(-3, self.start, len(self.asked))
+            place.view(*place.shape[:-3], sequences, count, heads, group, place.shape[-1]).copy_(rows)
+            return
+        rows = rows.flatten(-3, -2).flatten(-4, -3).index_select(-3, self.asked)
+        into.index_copy_(into.dim() - 3, self.places, rows.to(into.dtype))
 
 
 def modified(products: Tensor, visible: Tensor, softcap: float = 0.0, factor: Tensor | None = None) -> Tensor:
@@ -206,6 +211,7 @@ def _group(
         asked=here(np.flatnonzero(is_asked)),
         places=here(into),
         start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase
+        whole=bool((counts == lens_q).all()),
     )
 
 

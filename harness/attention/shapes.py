@@ -26,7 +26,6 @@ class Shape:
         head_dim: of q, k and v.
         dtype: of q, k and v.
         data: what the numbers are like: a name of `DATA` or `RARE`.
-        page: page size of the pool that k and v count as gathered from, in tokens; 0 for none. It changes no number.
         head_dim_v: of v, where it is not that of q; else 0.
         layer: the calling layer.
         first_head: as `CallSpec.first_head`.
@@ -42,7 +41,6 @@ class Shape:
     head_dim: int = 64
     dtype: torch.dtype = torch.float32
     data: str = "normal"
-    page: int = 0
     head_dim_v: int = 0
     layer: int = 0
     first_head: int = 0
@@ -92,7 +90,7 @@ class Shape:
 
 
 def shape_of(call: AttentionCall) -> Shape:
-    """Return the shape of a call, as far as it can be seen: not its page size, nor what its numbers are like."""
+    """Return the shape of a call, as far as it can be seen: not what its numbers are like."""
     spec = call.spec
     numbers = {"window": spec.mask.window, "softcap": spec.softcap, "temperature": spec.temperature}
     others = {"sinks": spec.sinks, "padding": spec.padded_rows, "no mask": not call.causal, "stored": call.stored}
@@ -100,6 +98,6 @@ def shape_of(call: AttentionCall) -> Shape:
     head_dim, head_dim_v = call.q.shape[2], call.v.shape[2]
     return Shape(
         spec.phase, tuple(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1]), head_dim, call.q.dtype,
-        "normal" if call.scale == head_dim**-0.5 else "another scale", 0, head_dim_v * (head_dim_v != head_dim), spec.layer,
+        "normal" if call.scale == head_dim**-0.5 else "another scale", head_dim_v * (head_dim_v != head_dim), spec.layer,
         spec.first_head, spec.layout, spec.grad_mode, (*asked, *(name for name, value in others.items() if value)), spec.ways,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from itertools import islice
 from assay.harness.files import timestamp
 from assay.harness.ingest.assay_run import basis_of, report_of
 from assay.harness.ingest.comparison import OFF_SCALE, SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
-from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, Pairing, decide_either_way, loss, pair_tasks
+from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, Pairing, decide_either_way, pair_tasks
 from assay.harness.ingest.result import FormatReader
 from assay.harness.ingest.result_set import ReadResults
 from assay.harness.judge.answer_lengths import (
@@ -135,7 +135,7 @@ def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
 
 def _flips(pairing: Pairing) -> Iterator[AnswerFlip]:
     for a, b in pairing.pairs:
-        if lost := loss((a, b)):
+        if lost := (a.score or 0.0) - (b.score or 0.0):
             direction = "changed" if pairing.either_way else "lost" if lost > 0 else "gained"
             texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
             kept = {name: text[:_TEXT_KEPT] for name, text in texts.items()}

@@ -88,7 +88,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         for of_scorer, item in zip(items.values(), made, strict=True):
             of_scorer.append(item)
     for scorer, of_scorer in items.items():
-        higher = _better_if_higher(header, scorer, [_value(sample, scorer) for sample in samples])
+        higher = _better_if_higher(header, scorer, [_score(sample, scorer)[1] for sample in samples])
         read.sets.append(_set(path, header, scorer).model_copy(
             update={"higher_is_better": higher, "items": tuple(of_scorer)}
         ))  # fmt: skip
@@ -180,16 +180,12 @@ def _generated(message: _Json) -> bool:
     return message.get("role") == "assistant" and bool(message.get("source") == "generate" or message.get("model"))
 
 
-def _score(sample: _Json, scorer: str) -> tuple[_Json, str]:
-    """Return the score of a sample by a scorer, and which part of it; "" for all of it."""
+def _score(sample: _Json, scorer: str) -> tuple[_Json, Any]:
+    """Return the score of a sample by a scorer, or by a part of one, and its value."""
     scores = sample.get("scores") or {}
     name, _, part = (scorer, "", "") if scorer in scores else scorer.rpartition("/")
-    return scores.get(name) or {}, part
-
-
-def _value(sample: _Json, scorer: str) -> Any:
-    score, part = _score(sample, scorer)
-    return at(score, "value", part) if part else score.get("value")
+    score = scores.get(name) or {}
+    return score, at(score, "value", part) if part else score.get("value")
 
 
 def _better_if_higher(header: _Json, scorer: str, values: list[Any]) -> bool | None:
@@ -203,7 +199,7 @@ def _better_if_higher(header: _Json, scorer: str, values: list[Any]) -> bool | N
 
 
 def _item(sample: _Json, scorer: str) -> ResultItem:
-    value, output, messages = _value(sample, scorer), sample.get("output") or {}, list(_messages(sample))
+    (score, value), output, messages = _score(sample, scorer), sample.get("output") or {}, list(_messages(sample))
     first: _Json = next(iter(output.get("choices") or ()), {})
     message = first["message"] if first else {}
     prompt = [text for _, text in takewhile(itemgetter(0), messages)]
@@ -214,7 +210,7 @@ def _item(sample: _Json, scorer: str) -> ResultItem:
         turns=tuple((asked, prompt_hash(text)) for asked, text in messages[len(prompt) :]),
         target=sample["target"],
         answer=message.get("content") or message.get("tool_calls") or "",
-        parsed=_score(sample, scorer)[0].get("answer"),
+        parsed=score.get("answer"),
         score=None if sample.get("error") else _VALUES.get(value) if isinstance(value, str) else value,
         tokens=at(output, "usage", "output_tokens"),
         finish=_FINISH.get(reason, reason),

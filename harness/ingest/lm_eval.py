@@ -12,9 +12,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError
@@ -285,21 +284,16 @@ def _of_perplexity(row: _Json, metric: str) -> tuple[float, int] | None:
 
 
 def _item(row: _Json, metric: str) -> ResultItem:
-    given, target = _choices(row), row.get("target", "")
-    wrote = "" if given else _first(row["resps"])
-    answer, parsed = wrote, None if given else _first(row["filtered_resps"])
-    if given:  # of a multiple-choice task: the answer is the choice, beside the log-likelihood of each
-        (taken, *tied), target = _chosen(given, metric), _target(given, target)
-        answer = f"{taken.shown} ({', '.join(f'{each.letter} {each.loglikelihood:.2f}' for each in given)})"
-        parsed = None if tied else taken.letter
-    of = _of_perplexity(row, metric)
+    chosen, of = _choice(row, metric), _of_perplexity(row, metric)
+    wrote = "" if chosen else _first(row["resps"])
+    answer, parsed, target = chosen or (wrote, _first(row["filtered_resps"]), row.get("target", ""))
     sent = [part for request in _requests(row) for part in request if not isinstance(part, dict)]
     return ResultItem(
         loglikelihood=of and of[0], units=of[1] if of else 0,
         key=str(row["doc_hash"]), question=_question(row), target=target, answer=answer,
         # The hash that lm-eval writes is of the first request alone.
         prompt_hash=f"{row['prompt_hash']}{prompt_hash(json.dumps(sent)) if sent else ''}",
-        characters=None if given or of else len(wrote), parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
+        characters=None if chosen or of else len(wrote), parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
     )  # fmt: skip
 
 
@@ -314,59 +308,39 @@ _QUESTION = ("question", "query", "problem", "input", "prompt", "goal", "ctx", "
 _SHOWN = 300
 
 
-class _Choice(NamedTuple):
-    """One choice of a question: its letter, its text, and the log-likelihood that the model gives it."""
-
-    letter: str
-    text: str
-    loglikelihood: float
-
-    @property
-    def shown(self) -> str:
-        """The letter, with the text where it adds to it."""
-        return self.letter if self.text in (self.letter, "") else f"{self.letter}: {self.text}"
-
-
-def _question(row: Mapping[str, Any]) -> str:
-    """Return the question of a sample: that of its document, or else the end of its prompt; empty if neither is there."""
-    doc = row.get("doc")
-    named = [doc[name] for name in _QUESTION if isinstance(doc.get(name), str)] if isinstance(doc, dict) else []
-    if named:
-        return one_line(named[0], _SHOWN)
+def _question(row: _Json) -> str:
+    """Return the question of a sample: that of its document, or else the end of its prompt; "" if neither is there."""
+    named = [text for name in _QUESTION if isinstance(text := at(row, "doc", name), str)]
     first = next(iter(_requests(row)), ())
-    return one_line(str(first[0])[-_SHOWN:], _SHOWN) if first else ""
+    return one_line(named[0] if named else str(first[0])[-_SHOWN:] if first else "", _SHOWN)
 
 
-def _choices(row: Mapping[str, Any]) -> tuple[_Choice, ...]:
-    """List the choices of a sample, in order; empty if it is not of a multiple-choice task."""
-    responses = row.get("resps")
-    scores = [_loglikelihood(response) for response in responses] if isinstance(responses, list) else []
-    if len(scores) < 2 or any(map(math.isnan, scores)):
-        return ()
-    given = [str(request[1]).strip() if len(request) > 1 else "" for request in _requests(row)]
-    named = zip_longest(given[: len(scores)], scores, fillvalue="")
-    return tuple(_Choice(chr(ord("A") + at % 26), str(text), float(score)) for at, (text, score) in enumerate(named))
+def _choice(row: _Json, metric: str) -> tuple[str, str | None, str] | None:
+    """Return what the model chose, beside the log-likelihood of each choice, its letter, and the right choice.
 
-
-def _chosen(given: Sequence[_Choice], metric: str) -> list[_Choice]:
-    """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text.
-
-    Of several, as of a server that returns no likelihoods, the model took none, and lm-eval takes the first.
+    None if it is no sample of a multiple-choice task. `acc_norm` divides by the length of a choice's text.
     """
-    by_length = metric == "acc_norm" and all(choice.text for choice in given)
-    each = [choice.loglikelihood / (len(choice.text) if by_length else 1) for choice in given]
-    return [choice for choice, value in zip(given, each, strict=True) if value == max(each)]
+    responses = row["resps"] if isinstance(row["resps"], list) else []
+    values = [_loglikelihood(response) for response in responses]
+    if len(values) < 2 or any(map(math.isnan, values)):
+        return None
+    given = [str(request[1]).strip() if len(request) > 1 else "" for request in _requests(row)]
+    texts = [*given, *[""] * len(values)][: len(values)]
+    letters = [chr(ord("A") + place % 26) for place in range(len(values))]
+    shown = [name if text in (name, "") else f"{name}: {text}" for name, text in zip(letters, texts, strict=True)]
+    sizes = [len(text) for text in texts] if metric == "acc_norm" and all(texts) else [1] * len(values)
+    scores = [value / size for value, size in zip(values, sizes, strict=True)]
+    first, *tied = (place for place, score in enumerate(scores) if score == max(scores))
+    each = ", ".join(f"{name} {value:.2f}" for name, value in zip(letters, values, strict=True))
+    # The target is the text of a choice, or its index.
+    target = str(row.get("target", "")).strip()
+    right = texts.index(target) if target and target in texts else int(target) if target.isdigit() else len(texts)
+    # Of several that are as likely, as of a server that returns no likelihoods, the model took none; lm-eval takes the first.
+    parsed = None if tied else letters[first]
+    return f"{shown[first]} ({each})", parsed, shown[right] if right < len(shown) else target
 
 
-def _target(given: Sequence[_Choice], written: object) -> str:
-    """Return the right choice with its letter: `written` is its index or its text."""
-    text = str(written).strip()
-    if text.isdigit() and int(text) < len(given) and all(choice.text != text for choice in given):
-        return given[int(text)].shown
-    return next((choice.shown for choice in given if text and choice.text == text), text)
-
-
-def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _requests(row: _Json) -> list[tuple[Any, ...]]:
     """List the arguments of each request: the context and the continuation; lm-eval 0.4.5 and later name them."""
     arguments = row.get("arguments")
     given = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()

@@ -34,7 +34,7 @@ from assay.harness.ingest.result import (
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import counted, one_line
 
-ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
+_ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
 """Letters of the actions, in the order in which a step polls them; the first one that computes something ends the step."""
 ADD, FORK = "kv_cache_add_sequence_func_", "kv_cache_fork_sequence_func_"
 _PREFILLS = (
@@ -202,7 +202,7 @@ _FIXED = {
         f"{_ENGINE}{name}": TraceLine("", "mark", name)
         for name in (_RELOAD, "EngineReloadImpl", "AutoDecideEngineConfig START")
     },
-    **{f"{_ENGINE}ACTION - {name}": TraceLine(letter, "action", name) for name, letter in ACTIONS.items()},
+    **{f"{_ENGINE}ACTION - {name}": TraceLine(letter, "action", name) for name, letter in _ACTIONS.items()},
     **{f"{_ENGINE}{name}": TraceLine(letter, "call", name) for letter, names in _CALLS.items() for name in names},
 }
 
@@ -222,9 +222,9 @@ def _recognises(source: SourceFile) -> bool:
     return any(line is not None and line.kind and line.letter not in ("[", "]") for line in lines)
 
 
-def read_steps(source: SourceFile) -> StepTrace:
+def _read_steps(source: SourceFile) -> StepTrace:
     """Read the steps of a whole engine trace, one line at a time."""
-    parts, excerpts, unread, number, answering = [Track(0)], list[Excerpt](), 0, 0, False
+    parts, excerpts, unread, number, requests, answering = [Track(0)], list[Excerpt](), 0, 0, 0, False
     for number, text in source.lines():
         part, line = parts[-1], _line_of(text)
         # The text of an answer goes on over further lines, which only their place tells: a line that follows its beginning, and
@@ -239,7 +239,8 @@ def read_steps(source: SourceFile) -> StepTrace:
             continue
         answering = False
         if line.letter == "N":
-            parts.append(Track(1 + max(each.request for each in parts)))
+            requests += 1
+            parts.append(Track(requests))
         elif line.name == _RELOAD:
             parts.append(Track(0))
         elif line.letter == "o" and part.request and not part.answer:
@@ -272,7 +273,7 @@ def timeline(trace: StepTrace) -> Timeline:
 
 def _lanes(track: Track, per: int) -> TimelineTrack:
     groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
-    lanes = {name: "".join(_cell(group, name) for group in groups) for name in ACTIONS}
+    lanes = {name: "".join(_cell(group, name) for group in groups) for name in _ACTIONS}
     got = {ADD: "adds its sequence, ", FORK: "forks its sequence, "}.get(track.sequence[0], "")
     note = f"{got}{counted(sum(track.tokens), 'token')}"
     return TimelineTrack(name=track.name, note=note, lanes=lanes)
@@ -281,16 +282,20 @@ def _lanes(track: Track, per: int) -> TimelineTrack:
 def _cell(group: Sequence[Segment], action: str) -> str:
     """Return the cell of an action: in how many of some segments it computed something, or that it was polled."""
     # An action computes something if the model is called before the next one is polled.
-    called = re.compile(rf"{ACTIONS[action]}[^pjdmcv]*[mcv]")
+    called = re.compile(rf"{_ACTIONS[action]}[^pjdmcv]*[mcv]")
     computed = sum(len(called.findall(segment.letters)) for segment in group)
     if computed:
         return TENTHS[int(min(1.0, computed / len(group)) * len(TENTHS) - 1e-9)]
-    return POLLED if any(ACTIONS[action] in segment.letters for segment in group) else NOTHING
+    return POLLED if any(_ACTIONS[action] in segment.letters for segment in group) else NOTHING
 
 
 def _read(source: SourceFile) -> FileDocument:
-    trace = read_steps(source)
-    texts = {line.number: one_line(line.text) for track in trace.tracks for line in track.lines}
+    trace = _read_steps(source)
+    texts = {
+        line.number: one_line(line.text)
+        for lines in (trace.setup.lines, *(track.lines for track in trace.tracks))
+        for line in lines
+    }
     return FileDocument(
         file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_calls(trace),),
         findings=tuple(_findings(trace, texts)), timeline=timeline(trace),
@@ -364,4 +369,4 @@ def _calls(trace: StepTrace) -> FactTable:
     )
 
 
-READER = FormatReader("mlc-llm-actions", "MLC-LLM engine trace", _recognises, _read, steps=read_steps)
+READER = FormatReader("mlc-llm-actions", "MLC-LLM engine trace", _recognises, _read, steps=_read_steps)

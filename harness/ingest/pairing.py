@@ -118,7 +118,8 @@ class Pairing:
             if reason:
                 reasons.setdefault(reason, []).append(named)
                 continue
-            for pair in zip(*(sorted(side, key=_request) for side in (mine, theirs)), strict=True):
+            requests = (sorted(side, key=lambda item: (item.prompt_hash, item.target)) for side in (mine, theirs))
+            for pair in zip(*requests, strict=True):
                 if reason := _apart(*pair):
                     reasons.setdefault(reason, []).append(named)
                 else:
@@ -177,10 +178,6 @@ def _by_key(items: Sequence[ResultItem]) -> dict[tuple[str, int], list[ResultIte
     return by_key
 
 
-def _request(item: ResultItem) -> tuple[str, str]:
-    return item.prompt_hash, item.target
-
-
 def _apart(a: ResultItem, b: ResultItem) -> str:
     """Return why two answers to a document are no pair; "" if they are one."""
     if a.prompt_hash and b.prompt_hash and a.prompt_hash != b.prompt_hash:
@@ -192,12 +189,6 @@ def _apart(a: ResultItem, b: ResultItem) -> str:
     if a.target != b.target or (a.units and b.units and a.units != b.units):
         return "other-target"
     return "" if a.scored and b.scored else "not-scored"
-
-
-def loss(pair: ItemPair) -> float:
-    """Return A's score minus B's, from -1 to 1; 0 of log-likelihoods, which are no scores."""
-    a, b = (item.score or 0.0 for item in pair)
-    return a - b
 
 
 def _guessing(pairs: Sequence[ItemPair]) -> float:

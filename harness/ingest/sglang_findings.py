@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from assay.harness.attention.published import published
@@ -142,16 +142,14 @@ def _below_guessing(log: Log) -> Iterator[CitedFinding]:
     for score, metric in _scores(log):
         same = (metric.test, metric.value)
         groups = [(scores, at) for scores, at, test in log.groups if (test, scores.get("score")) == same][:1]
-        evidence = tuple(f"by group: {_by_group(scores)}" for scores, _ in groups)
+        named = [
+            [f"{key} {value:.3g}" for key, value in scores.items() if not key.endswith(":std") and key != "score"]
+            for scores, _ in groups
+        ]
+        evidence = tuple(f"by group: {', '.join(each)}" for each in named)
         cites = (*score.cites, *cite(*(at for _, at in groups)))
         scores += [score._replace(cites=cites, evidence=evidence)] if score.questions else []
     yield from below_guessing(scores)
-
-
-def _by_group(scores: Mapping[str, float]) -> str:
-    """Return the scores by group in a line, without their deviations."""
-    shown = {key: value for key, value in scores.items() if not key.endswith(":std") and key != "score"}
-    return ", ".join(f"{key} {value:.3g}" for key, value in shown.items())
 
 
 def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, TaskScore, LogMetric, float]]:

@@ -41,7 +41,7 @@ _PRINTED = """
 dtypes:|{"num_choices": |#Input tokens: |#Output tokens: |Warmup...|Benchmark...|Starting warmup|
 Starting initial single prompt test run|Starting main benchmark run|Writing report to |Writing results to |[CI Test Method] |
 platform |hypothesis profile '|cachedir: |rootdir:|configfile: |plugins: |testpaths: |asyncio: |
--- Docs: https://docs.pytest.org/|collecting |collected |Ran |OK (
+-- Docs: https://docs.pytest.org/|collecting |collected |OK (
 """
 
 
@@ -100,7 +100,7 @@ _BARE = (
     # Autotuning by Inductor; answers; rules and ends of pytest and unittest.
     ("quiet", r"  [\w.]+ (?:[\d.]+|inf) ms [\d.]+% ?.*|\w+ AUTOTUNE benchmarking takes .*|USDT:[\d: -]+ \w+\.cpp:\d+\] \w+"),
     ("quiet", r"(?:[A-Z]\w* )?(?:[Rr]esponse|[Oo]utput)(?: \d+)?: .*"),
-    ("quiet", rf"!+ .* !+|OK|-{{70}}|={{70}}|{CHAINED.pattern}|"),
+    ("quiet", rf"!+ .* !+|Ran \d+ tests? in [\d.]+s|OK|-{{70}}|={{70}}|{CHAINED.pattern}|"),
 )  # fmt: skip
 _STATED = (
     # FAILED                                                                    [ 75%]

@@ -205,7 +205,9 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
             bound = rule.tolerance
             stored = None
             if bound is None:
-                tensor_a, tensor_b = (_bits_of_cache(a.name, each) for each in (tensor_a, tensor_b))
+                if _CACHE.search(a.name):  # of which a step is one in other 8-bit floats too
+                    both = ((each, each.dtype == torch.uint8) for each in (tensor_a, tensor_b))
+                    tensor_a, tensor_b = (each.view(torch.float8_e4m3fn) if bits else each for each, bits in both)
                 stored = _stored(tensor_a.dtype, tensor_b.dtype)
                 bound = max(map(_default_bound, [stored] if stored else map(_grid, (tensor_a, tensor_b))))
             bound = None if rule.exact else bound
@@ -318,11 +320,6 @@ def _grid(tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
-def _bits_of_cache(name: str, tensor: Tensor) -> Tensor:
-    """Return bytes of a KV cache as float8_e4m3fn, of which a step is one in other 8-bit floats too; other tensors as they are."""
-    return tensor.view(torch.float8_e4m3fn) if tensor.dtype == torch.uint8 and _CACHE.search(name) else tensor
-
-
 def _stored(*dtypes: torch.dtype) -> torch.dtype | None:
     """Return the coarsest of the 8-bit floats with a mantissa among dtypes; None if there is none."""
     floats = [dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize == 1 and dtype not in _EXACT]
@@ -392,8 +389,7 @@ def compare_cells(
         factor: see `_by_column`; None for a quarter of the bound, an epsilon of the dtypes.
     """
     rows = math.prod(layout.lead)
-    heads = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1
-    equal = Cells(0, rows, None, None, np.zeros(heads))
+    equal = Cells(0, rows, None, None, np.zeros(layout.heads))
     if not a.numel():  # nothing to compare, however many rows of no elements a damaged header states
         return equal
     a, b = (each.resolve_conj().resolve_neg().contiguous().view(rows, layout.dim) for each in (a, b))
@@ -468,7 +464,7 @@ def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float
     Returns:
         By how much of its bound the worst column is off in which a row differs: [rows], at most 1 where none is out of bounds.
     """
-    heads, dim = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1, a.shape[1]
+    heads, dim = layout.heads, a.shape[1]
 
     def columns(flat: Tensor, *last: int) -> Tensor:
         shaped = flat.view((*layout.lead, *last))

@@ -85,6 +85,11 @@ class Layout(NamedTuple):
     known: bool = False
     either: tuple[str, ...] = ()
 
+    @property
+    def heads(self) -> int:
+        """Heads that it splits a tensor into; 1 if it has no such dimension."""
+        return self.lead[self.axes.index("h")] if "h" in self.axes else 1
+
 
 def layout_of(
     name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "", rows: int | None = None

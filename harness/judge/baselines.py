@@ -202,8 +202,6 @@ class Proposal:
     """A baseline to accept.
 
     Attributes:
-        role: whose results it holds.
-        now: the baseline.
         before: the accepted one with the same key; None if there is none.
     """
 

@@ -34,19 +34,14 @@ class Block:
     """The times of one block; medians are over its requests.
 
     Attributes:
-        role: server that was loaded.
         again: whether it is the role's second block of the round.
-        round: number of the round.
         order: position in the order of blocks.
-        load: shape and concurrency.
         ttft_s: median time to first token.
         itl_s: median of the requests' mean inter-token latencies. (A median of single gaps would be wrong by any factor where
             a busy client reads several chunks at once, since most gaps are then nearly 0.)
         itl_p99_s: 99th percentile (nearest rank) of the single gaps of all requests.
         e2e_s: median latency of a complete answer.
         seconds: from sending the first request to the end of the last one.
-        input_tokens: tokens of all prompts.
-        output_tokens: tokens of all answers.
         cached_tokens: prompt tokens from the prefix cache; None where the server does not report it.
         means: means over the requests, by metric, where `time` has medians.
     """

@@ -56,17 +56,14 @@ class RunEvidence:
     """The contents of a run's folder, read once, and what a claim may ask of them.
 
     Attributes:
-        answers: of both roles, to all suites.
         pairings: pairs of answers to questions and of greedy texts, by suite.
         questions: in their random order, each prompt once.
         question_plan: what was recorded before the first of them was asked; None if there is no record.
         read: pairs of answers to the beginning of the questions that the test of accuracy reads.
-        accuracy: its result.
         again: for each question that the reference answered twice, whether one answer was right and the other not.
         over_envelope: both roles' answers to the requests of the envelope.
         servers: by role; none for a role without a record of one.
         fingerprints: what each really served; none for a role whose server did not tell.
-        counts: attention calls by role.
         argument_differences: server arguments that differ beyond the treatment.
         kernels: what each role's processes saw in the passes that they traced.
         errors: the candidate's errors on the reference's inputs; None without a layer diff.
@@ -75,7 +72,6 @@ class RunEvidence:
         seeded: what the servers did under a seeded fault, by role; empty where none was seeded.
         baselines: the accepted baselines that match; None if the run was not compared with any.
         measured: roles that were measured in this run: all but a reference whose answers are stored.
-        noise: noise families that the roles declare.
         claimed: phases that the candidate claims, as its server reported: its kernel need not be importable here.
         urls: roles whose server assay did not start.
         compared: the requested suites that compare both servers' answers.

@@ -362,9 +362,6 @@ class ArmJudge:
     Attributes:
         records: the first record of each arm, and of the base.
         limits: bounds of the distances, without what a feature costs.
-        known: features by id.
-        dtype: of the activations.
-        flags: of the engine in every arm.
     """
 
     records: Mapping[Arm, ArmRecord]

@@ -165,7 +165,6 @@ class _Compared:
     """Two scorings of the same tokens under one condition.
 
     Attributes:
-        sequences: the sequences.
         p: of the reference, at the positions of all sequences.
         q: of the other, likewise.
         clusters: the index of each position's sequence, [n].

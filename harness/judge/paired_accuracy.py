@@ -101,9 +101,7 @@ class Accuracy:
     """The result of the test, from which every number and sentence about accuracy is made.
 
     Attributes:
-        rule: of the test.
         scores: what it read.
-        chance: score of guessing.
         losses: mean loss of each unit.
         references: mean score of the reference in each unit.
         exact: whether the test was the exact one of a fixed number of pairs.

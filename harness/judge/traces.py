@@ -104,7 +104,6 @@ class _Parting:
     """The first place at which two traces part.
 
     Attributes:
-        place: where.
         layer: its number; the last one for "behind attention".
         names: what differs there of q, k, v and the output: of k and v as computed, or in the cache.
         head: number of the q head, or of the kv head of K and V, in which the first of them differs most; None behind attention.

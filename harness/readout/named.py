@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from assay.harness.attention.bugs.bug import Bug
-from assay.harness.attention.bugs.catalogue import public_reports
-from assay.harness.attention.bugs.family import BY_ID, FAMILY
+from assay.harness.attention.bugs.family import BY_ID, FAMILY, public_reports
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.causes import GAINS, OUTPUT_NOT_WRITTEN
 from assay.harness.localize.diagnose import TITLES, does

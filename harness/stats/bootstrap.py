@@ -29,7 +29,6 @@ class _Mean:
     """The mean of some values, with one-sided bounds.
 
     Attributes:
-        value: the mean.
         low: lower bound, with the error rate that was asked for.
         high: upper bound, with the same; infinite where the values cannot give one.
         error: standard error of the mean.

@@ -61,7 +61,6 @@ class _Ratio:
     Attributes:
         value: Hodges and Lehmann's estimate, the median of the mean log ratios of all pairs; nan if there is none.
         interval: two-sided; from 0 to infinity where too few ratios were measured for its level.
-        n: ratios measured.
         effective: effective sample size: the number of independent ratios that they are worth, at most `n`.
     """
 
@@ -224,7 +223,7 @@ def _mean_ratio(rounds: Sequence[Sequence[float]], bound: float) -> tuple[float,
     return float(theirs / ours), float((1 + as_large.sum()) / (1 + _DRAWS))
 
 
-RatioReason = Literal[
+_RatioReason = Literal[
     "too few", "below", "above", "too noisy", "not significant", "not clear", "mean above", "mean not clear"
 ]
 """Why a ratio has its verdict: too few were measured, or where its interval lies by the bound. Above it, it may be too noisy to
@@ -237,8 +236,6 @@ class RatioDecision:
     """The verdict on one ratio.
 
     Attributes:
-        verdict: "pass", "regression" or "inconclusive".
-        reason: why.
         ratio: candidate over reference.
         floor: reference over reference.
         mean: ratio of the means over all requests; nan if there is none.
@@ -246,7 +243,7 @@ class RatioDecision:
     """
 
     verdict: Verdict
-    reason: RatioReason
+    reason: _RatioReason
     ratio: _Ratio
     floor: _Ratio
     mean: float
@@ -311,7 +308,7 @@ def _decide(
     mean, p_mean = of_mean
     low = ratio.interval.low
     verdict: Verdict = "inconclusive"
-    reason: RatioReason = "not clear"
+    reason: _RatioReason = "not clear"
     if min(ratio.n, floor.n) < MIN_RATIOS:
         reason = "too few"
     elif ratio.interval.high < bound and mean > bound:

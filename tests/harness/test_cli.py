@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from assay.harness.attention import kernels
-from assay.harness.cli.app import COMMANDS
 from assay.harness.engines.sglang import catalog
 from assay.harness.errors import UsageError
 
@@ -85,12 +84,3 @@ def test_backends_lists_what_it_can_where_sglang_or_a_kernel_cannot_be_imported(
     assert "gone  kernel 'gone' (no.such:kernel) cannot be imported: No module named 'no'" in out
     assert f"sage_attn  extend  {SAGE}" in out
     assert "SGLang is not installed." in out
-
-
-def test_the_list_of_commands_fits_one_screen(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--help") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 35
-    assert max(map(len, lines)) <= 80
-    for name, (_, about) in COMMANDS.items():
-        assert any(line.split()[:1] == [name] and about in line for line in lines), name

@@ -11,18 +11,18 @@ from pydantic import ValidationError
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.judgement import WHOLE
 from assay.harness.judge.report import Report, read_report
-from assay.reports.json_report import SCHEMA_FILE, _json_schema, _schema_text, to_json
+from assay.reports.json_report import _SCHEMA_FILE, _json_schema, _schema_text, to_json
 
 
 def test_committed_schema_is_the_generated_one() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == _schema_text(), "run: python -m assay.reports.json_report"
+    assert _SCHEMA_FILE.read_text(encoding="utf-8") == _schema_text(), "run: python -m assay.reports.json_report"
 
 
 def test_round_trip(any_report: Report, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(to_json(any_report), encoding="utf-8")
     assert read_report(path) == any_report
-    committed = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    committed = json.loads(_SCHEMA_FILE.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(committed).validate(json.loads(path.read_text(encoding="utf-8")))
     assert json.loads(path.read_text(encoding="utf-8"))["schema"] == "assay.report/2"
 

@@ -224,7 +224,7 @@ def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleTy
     page = to_html(report)
     parsed = Page(page)
     shown = [a for a in parsed.all("details") if "data-direction" in a]
-    assert len(shown) == suite_section.FLIPS_SHOWN
+    assert len(shown) == suite_section._FLIPS_SHOWN
     kinds = Counter((a["data-direction"], a["data-group"]) for a in shown)
     assert set(kinds) == {(flip.direction, flip.group) for flip in report.suites[0].flips}
     assert max(kinds.values()) - min(kinds.values()) <= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -49,24 +48,6 @@ def source(number: int, mask_wrong: bool, scale_wrong: bool = False) -> str:
 def straight(count: int) -> list[tuple[int, ...]]:
     """Parents of a history without merges."""
     return [(i - 1,) if i else () for i in range(count)]
-
-
-def merging(count: int, rng: random.Random) -> list[tuple[int, ...]]:
-    """Parents of a history that merges a branch of up to seven commits every few commits."""
-    parents: list[tuple[int, ...]] = [()]
-    tip = 0
-    while len(parents) < count:
-        fork, side = tip, tip
-        for _ in range(rng.randint(1, 7)):
-            parents.append((side,))
-            side = len(parents) - 1
-        tip = fork
-        for _ in range(rng.randint(0, 4)):
-            parents.append((tip,))
-            tip = len(parents) - 1
-        parents.append((tip, side))
-        tip = len(parents) - 1
-    return parents
 
 
 def descendants(parents: Sequence[tuple[int, ...]], origin: int) -> set[int]:

@@ -225,8 +225,3 @@ def score_both(folder: RunFolder, candidate: Callable[..., Logits], prompts: int
     write_logits(folder.path, scored("reference", prompts, run=folder.nonce))
     write_logits(folder.path, scored("reference", prompts, repeat=FLOOR_REPEAT, run=folder.nonce))
     write_logits(folder.path, candidate("candidate", prompts, run=folder.nonce))
-
-
-def same_answer(role: Role, number: int) -> tuple[Token, ...]:
-    """The same greedy answer by both roles."""
-    return (Token(text="A", logprob=-0.1, top=(("A", -0.1), ("B", -3.0))),)

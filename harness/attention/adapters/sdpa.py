@@ -6,8 +6,6 @@ as ``attn_mask``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,12 +13,13 @@ from torch import Tensor
 
 from assay.harness.attention.adapters.adapter import WITHOUT_SCALE, Adapter, Attend, Parameters, scaled
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import sequences
 
 
 def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
     grouped, plain = call.heads.group > 1, not call.spec.mask.window
-    sequences = []
-    for rows, keys in _sequences(call):
+    passed_in_turn = []
+    for rows, keys in sequences(call):
         if rows.start == rows.stop:
             continue
         q, k, v = (x.transpose(0, 1)[None] for x in (call.q[rows], call.k[keys], call.v[keys]))
@@ -32,18 +31,12 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
             passed["enable_gqa"] = True
         elif grouped:
             passed |= {name: passed[name].repeat_interleave(call.heads.group, 1) for name in ("key", "value")}
-        sequences.append(passed)
+        passed_in_turn.append(passed)
 
     def attend() -> Tensor:
-        return torch.cat([function(**passed)[0].transpose(0, 1) for passed in sequences])
+        return torch.cat([function(**passed)[0].transpose(0, 1) for passed in passed_in_turn])
 
     return attend
-
-
-def _sequences(call: AttentionCall) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows of q, and those of k and v, of each sequence."""
-    edges = zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True)
-    return ((slice(*rows), slice(*keys)) for rows, keys in edges)
 
 
 def _mask(call: AttentionCall, len_q: int, len_k: int) -> Tensor | None:

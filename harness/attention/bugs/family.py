@@ -14,7 +14,7 @@ from assay.harness.attention.bugs import (
     quantisation,
     scales,
 )
-from assay.harness.attention.bugs.bug import LEAK, Bug
+from assay.harness.attention.bugs.bug import LEAK, Bug, links
 
 KIND_TITLES = {
     LEAK: "Leaks across requests",
@@ -44,3 +44,8 @@ _ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, blocks, precision
 FAMILY: tuple[Bug, ...] = tuple(bug for kind in KIND_TITLES for room in _ROOMS for bug in room.BUGS if bug.kind == kind)
 """Every known bug, leaks first; ids are unique."""
 BY_ID = {bug.id: bug for bug in FAMILY}
+
+
+def public_reports(hypothesis: str) -> tuple[str, ...]:
+    """Give the addresses of public reports of a known bug; empty if none is known."""
+    return links(*BY_ID[hypothesis].reports) if hypothesis in BY_ID else ()

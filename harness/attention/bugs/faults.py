@@ -1,4 +1,4 @@
-"""Faults: correct kernels with one seeded bug, in chosen layers, heads and sequences."""
+"""Faults: correct outputs and kernels with one known bug, in chosen layers, heads and sequences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.bug import Bug
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.oracle import oracle
@@ -18,6 +19,35 @@ def rounded_oracle(call: AttentionCall) -> Tensor:
     out = oracle(call).to(call.q.dtype)
     padded = call.spec.padded_rows
     return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, padded), value=float("nan")) if padded else out
+
+
+def seeded(bug: Bug, call: AttentionCall, out: Tensor, truth: Tensor | None = None) -> Tensor:
+    """Compute what a right output becomes with a bug. Values that the bug leaves undefined (a query that sees no key) are zero.
+
+    Args:
+        bug: the bug.
+        call: the call.
+        out: its right output, [total_q, num_q_heads, head_dim_v]; it is not written to.
+        truth: the exact output, float64, if `out` has the noise of a quantisation, which the wrong output then has as well;
+            None if it only rounds.
+
+    Returns:
+        `out` itself where the bug cannot show, else another tensor in its dtype.
+    """
+    wrong = bug.compute(call)
+    if wrong is None:
+        return out
+    wrong = wrong.nan_to_num(nan=0.0, posinf=float("inf"), neginf=float("-inf"))
+    return (wrong if truth is None else with_noise(wrong, out, truth)).to(out.dtype)
+
+
+def with_noise(wrong: Tensor, out: Tensor, truth: Tensor) -> Tensor:
+    """Add the noise of a right output to an exact wrong one, in each row and head in proportion to the size of both."""
+    # A quantisation's noise is relative: where a query sees more keys, output and noise shrink alike. Noise of the same size on a
+    # smaller output would hide the name of the bug.
+    size = truth.norm(dim=-1, keepdim=True)
+    share = torch.where(size > 0, wrong.double().norm(dim=-1, keepdim=True) / size, 0.0)
+    return wrong + share.nan_to_num(nan=0.0, posinf=0.0) * (out.double() - truth)
 
 
 def fault(
@@ -41,16 +71,14 @@ def fault(
     """
     if hypothesis not in BY_ID:
         raise KeyError(f"there is no hypothesis {hypothesis!r}; expected one of {', '.join(BY_ID)}")
-    compute = BY_ID[hypothesis].compute
 
     def kernel(call: AttentionCall) -> Tensor:
         out = tensor_of(base_kernel(call))
         if layers is not None and call.layer not in layers:
             return out
-        wrong = compute(call)
-        if wrong is None:
+        wrong = seeded(BY_ID[hypothesis], call, out)
+        if wrong is out:
             return out
-        wrong = wrong.nan_to_num(nan=0.0, posinf=float("inf"), neginf=float("-inf")).to(out.dtype)
         out = out.clone()
         chosen = [h for h in range(out.shape[1]) if heads is None or h in heads]
         edges = pairwise(call.cu_seqlens_q.tolist())

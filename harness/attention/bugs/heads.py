@@ -1,4 +1,4 @@
-"""Bugs of the map from q heads to kv heads; and the faults that are seeded of heads and dimensions."""
+"""Bugs of the map from q heads to kv heads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from assay.harness.attention.bugs.bug import Bug, changing, code
-from assay.harness.attention.bugs.seeded import Where, constant, of_bug, own
-from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import Request
 
 _HEADS = """\
@@ -48,29 +45,4 @@ BUGS = (
           f"reads the kv head of the {side} group", "kv-heads", changing(partial(_kv_head, by)),
           code(_HEADS, f"({_GROUP} {by:+}) % kv_heads".replace("+1", "+ 1").replace("-1", "- 1"), _GROUP, "heads"))
       for side, where, by in (("next", "after", 1), ("previous", "before", -1))),
-)  # fmt: skip
-
-
-def heads_rolled(call: AttentionCall, out: Tensor) -> Tensor | None:
-    """Give each q head the output of the next one."""
-    return out.roll(-1, 1) if out.shape[1] > 1 else None
-
-
-def _last_dims_zero(call: AttentionCall, out: Tensor) -> Tensor | None:
-    if out.shape[2] <= _DIMS:
-        return None
-    wrong = out.clone()
-    wrong[..., _DIMS:] = 0
-    return wrong
-
-
-_DIMS = 64
-_of = partial(of_bug, BUGS)
-FAULTS = (
-    _of("kv-heads-interleaved"),
-    _of("kv-head-next-group"),
-    _of("kv-head-previous-group"),
-    own("heads-rolled", "heads rolled", "each q head has the output of the next", heads_rolled),
-    own("head-3-zero", "head 3 zero", "q head 3 has no output", constant(0.0), where=Where(heads=(3,))),
-    own("dims-beyond-64-zero", "dimensions beyond 64 zero", "only 64 dimensions of the values are computed", _last_dims_zero),
 )  # fmt: skip

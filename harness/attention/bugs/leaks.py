@@ -1,18 +1,15 @@
-"""Bugs by which a sequence reads the data of another one in its batch; and the faults that are seeded of batches."""
+"""Bugs by which a sequence reads the data of another one in its batch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.bug import LEAK, Batch, Bug, Code, changing_in_batch, code, lines
-from assay.harness.attention.bugs.seeded import Where, of_bug, own
-from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import Request
 
 _BATCH = """\
@@ -106,34 +103,6 @@ BUGS = (
     Bug("leak-all-keys-previous", "all keys of the previous request seen",
         "every query also sees every key of the sequence before", "also sees all keys of the previous request", LEAK,
         changing_in_batch(partial(_boundary, -1, True)),
-        _reads("rows = slice(starts[max(b - 1, 0)], own.stop)", "k, v = k[:, rows], v[:, rows]")),
-)  # fmt: skip
-
-
-def _rows_rolled(call: AttentionCall, out: Tensor) -> Tensor | None:
-    return out.roll(1, 0) if len(out) > 1 else None
-
-
-def _last_query_copied(call: AttentionCall, out: Tensor) -> Tensor | None:
-    wrong, copied = out.clone(), False
-    for start, stop in pairwise(call.cu_seqlens_q.tolist()):
-        if stop - start > 1:
-            wrong[stop - 1], copied = out[stop - 2], True
-    return wrong if copied else None
-
-
-_of = partial(of_bug, BUGS)
-FAULTS = (
-    _of("leak-keys-previous"),
-    _of("leak-values-next"),
-    _of("leak-keys-values-next"),
-    _of("leak-prefix-previous"),
-    _of("leak-prefix-next"),
-    _of("leak-last-key-previous"),
-    _of("leak-first-key-next"),
-    _of("leak-all-keys-previous", "Tencent-Hunyuan/HunyuanVideo!310", suffix="-layer-3", where=Where(layers=(3,)),
-        only="in layer 3"),
-    own("rows-rolled", "rows of padding counted", "in batches, each query has the output of the one before", _rows_rolled,
-        "sgl-project/sglang#9806", "sgl-project/sglang#10414", where=Where(batch=(2, None))),
-    own("last-query-copied", "last query copied", "the last new token has the output of the one before", _last_query_copied),
+        _reads("rows = slice(starts[max(b - 1, 0)], own.stop)", "k, v = k[:, rows], v[:, rows]"),
+        reports=("Tencent-Hunyuan/HunyuanVideo!310",)),
 )  # fmt: skip

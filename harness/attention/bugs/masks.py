@@ -1,4 +1,4 @@
-"""Bugs of masks: misaligned, missing, or narrowed to a window; and the faults that are seeded of them."""
+"""Bugs of masks: misaligned, missing, or narrowed to a window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.bug import Bug, changing, code, keys_of
-from assay.harness.attention.bugs.seeded import Where, of_bug
 from assay.harness.attention.oracle import Request
 
 MASKED = """\
@@ -47,7 +46,7 @@ BUGS = (
         code(MASKED, ".tril()", RIGHT_MASK),
         reports=("thu-ml/SageAttention#131", "thu-ml/SageAttention!372", "Dao-AILab/flash-attention!436",
         "ROCm/rocm-libraries#10999",
-        "NVIDIA/TensorRT-LLM#18174"),
+        "NVIDIA/TensorRT-LLM#18174", "pytorch/pytorch#108108", "jax-ml/jax#24491", "thu-ml/SageAttention#26"),
         measured="SageAttention 1.0.6 has it, as kernel sage_attn_as_shipped: accuracy 0.145 where the reference has 1.000, "
         "438 of 512 questions lost (docs/compare.md)."),
     Bug("mask-one-key-too-many", "mask one key too many", "each query also sees the key after its own",
@@ -64,23 +63,4 @@ BUGS = (
       for n, reports in (
           (16, ()), (32, ()), (64, ()), (128, ("Dao-AILab/flash-attention#1366",)), (256, ()),
           (512, ("sgl-project/sglang#31501",)), (1024, ()), (2048, ("huggingface/transformers#39408",)), (4096, ()))),
-)  # fmt: skip
-_of = partial(of_bug, BUGS)
-FAULTS = (
-    _of("mask-top-left"),
-    _of("mask-top-left", "pytorch/pytorch#108108", "jax-ml/jax#24491", suffix="-layer-2", where=Where(layers=(2,)),
-        only="in layer 2"),
-    _of("mask-top-left", "thu-ml/SageAttention#26", suffix="-head-3", where=Where(heads=(3,)), only="in head 3"),
-    _of("mask-top-left", suffix="-long-prefix", where=Where(prefix=(64, None)), only="behind 64 cached tokens or more"),
-    _of("mask-top-left", suffix="-share", where=Where(share=0.1, seed=1), only="in a tenth of the calls"),
-    _of("mask-one-key-too-many"),
-    _of("mask-one-key-too-few"),
-    _of("mask-missing"),
-    _of("mask-missing", suffix="-batch", where=Where(batch=(2, None)), only="in batches"),
-)  # fmt: skip
-WINDOWS = (
-    _of("sliding-window-16", suffix="-decode", where=Where(phase="decode"), only="in decode"),
-    _of("sliding-window-128"),
-    _of("sliding-window-512"),
-    _of("sliding-window-2048"),
 )  # fmt: skip

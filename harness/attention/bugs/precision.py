@@ -1,8 +1,7 @@
-"""Bugs of precision and range: accumulators, saturation and overflow; and the faults that are seeded of them."""
+"""Bugs of precision and range: accumulators, saturation and overflow."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.bug import Bug, changing, code, lines
 from assay.harness.attention.bugs.quantisation import K_BLOCK
-from assay.harness.attention.bugs.seeded import Where, changes, constant, of_bug, own
 from assay.harness.attention.oracle import Request, attend, scores
 
 # Largest finite fp8 e4m3fn.
@@ -148,21 +146,3 @@ def denominator_rounded(r: Request) -> Tensor | None:
 
 # Weights that are added before their sum is rounded.
 _SUMMED = 16
-_of = partial(of_bug, BUGS)
-FAULTS = (
-    own("queries-in-fp8", "Q in FP8", "q is rounded to FP8, undeclared", changes(partial(inputs_rounded, torch.float8_e4m3fn, "q")),
-        "sgl-project/sglang!28144"),
-    own("kv-in-fp8-from-97", "K and V in FP8 from 97 tokens on", "longer sequences are read from an FP8 cache, undeclared",
-        changes(partial(inputs_rounded, torch.float8_e4m3fn, "kv")), "sgl-project/sglang#25790", where=Where(length=(97, None))),
-    own("weights-in-fp8", "weights in FP8", "attention weights are rounded to FP8, undeclared",
-        changes(partial(weights_rounded, torch.float8_e4m3fn))),
-    _of("accumulator-fp16"),
-    _of("accumulator-bf16"),
-    _of("values-saturate-fp8-e4m3"),
-    own("scores-in-bf16", "scores in bfloat16", "scores are rounded to bfloat16 before the softmax",
-        changes(partial(scores_rounded, torch.bfloat16)), "mlc-ai/mlc-llm!1870"),
-    own("denominator-in-bf16", "denominator in bfloat16", "the sum of the weights is kept in bfloat16",
-        changes(denominator_rounded)),
-    own("overflow-beyond-256", "overflow beyond 256 keys", "sequences of more than 256 tokens have infinite outputs",
-        constant(math.inf), "mlc-ai/mlc-llm!1870", "ikawrakow/ik_llama.cpp!1196", where=Where(length=(257, None), heads=(0,))),
-)  # fmt: skip

@@ -1,5 +1,4 @@
-"""Bugs of an int8 quantisation of Q and K, as SageAttention has it: scales of other blocks, and means of K; and the
-faults that are seeded of a quantisation."""
+"""Bugs of an int8 quantisation of Q and K, as SageAttention has it: scales of other blocks, and means of K."""
 
 from __future__ import annotations
 
@@ -10,9 +9,6 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.bug import Batch, Bug, changing, changing_in_batch, code
-from assay.harness.attention.bugs.scales import scaled
-from assay.harness.attention.bugs.seeded import changes, of_bug, own
-from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import Request
 
 # Tokens that share an int8 scale in SageAttention's Triton kernels (sageattention 1.0.6, quant_per_block_varlen.py).
@@ -108,30 +104,4 @@ BUGS = (
     Bug("k-smoothing-lost", "K smoothing lost", "K is quantised to int8 without its mean subtracted",
         "does not subtract the mean of K", "k-smoothing", changing(_not_smoothed),
         code(_INT8, "int8(q, 128), int8(k, 64)", _SMOOTHED)),
-)  # fmt: skip
-
-
-def _other_heads_value_scale(call: AttentionCall, out: Tensor) -> Tensor | None:
-    kv_heads = call.v.shape[1]
-    if kv_heads < 2:
-        return None
-    scale = call.v.abs().amax((0, 2)).double()
-    wrong = (scale.roll(-1) / scale)[call.heads.kv_head(torch.arange(out.shape[1], device=scale.device))]
-    return out * wrong[None, :, None].to(out.dtype)
-
-
-_of = partial(of_bug, BUGS)
-FAULTS = (
-    _of("k-scale-previous-block"),
-    _of("k-scale-next-block"),
-    _of("q-scale-next-block"),
-    _of("k-smoothed-by-block"),
-    _of("k-smoothed-new-only"),
-    _of("k-smoothing-lost"),
-    own("value-scale-ignored", "scale of V ignored", "the scale of FP8 values is not applied", lambda call, out: out * 2.0,
-        "flashinfer-ai/flashinfer#4979", "flashinfer-ai/flashinfer#1023", "sgl-project/sglang!20705"),
-    own("key-scale-ignored", "scale of K ignored", "the scale of FP8 keys is not applied",
-        changes(scaled(lambda r: r.scale * 0.25)), "NVIDIA/TensorRT-LLM#16916", "flashinfer-ai/flashinfer#4979"),
-    own("value-scale-of-next-head", "scale of V of the next head", "values are dequantised with the scale of the next kv head",
-        _other_heads_value_scale),
 )  # fmt: skip

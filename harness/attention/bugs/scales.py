@@ -1,14 +1,12 @@
-"""Bugs of the softmax scale; and the faults that are seeded of them."""
+"""Bugs of the softmax scale."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from assay.harness.attention.bugs.bug import Bug, Change, changing, code
-from assay.harness.attention.bugs.seeded import changes, of_bug, own
 from assay.harness.attention.oracle import Request
 
 _SCALE = """\
@@ -64,20 +62,4 @@ BUGS = (
     Bug("exp-with-log2e", "log2(e) applied to exp", "e is raised to scores that were scaled for 2",
         "applies exp to scores that hold log2(e)", "softmax-scale", changing(scaled(lambda r: r.scale / math.log(2))),
         code(_EXP2.replace("EXP", "exp"), "log2_e * scale", "scale")),
-)  # fmt: skip
-_of = partial(of_bug, BUGS)
-FAULTS = (
-    _of("scale-missing"),
-    _of("scale-twice"),
-    _of("scale-doubled"),
-    _of("scale-of-all-heads"),
-    _of("exp2-without-log2e"),
-    _of("exp-with-log2e"),
-    own("scale-inverted", "scale inverted", "scores are multiplied by the root of head_dim", changes(scaled(lambda r: 1 / r.scale)),
-        "AI-Hypercomputer/maxtext#1370"),
-    own("scale-of-absorbed-dim", "scale of the absorbed dimension", "the scale is that of 576 instead of 256 dimensions",
-        changes(scaled(lambda r: r.scale * math.sqrt(256 / 576))), "ollama/ollama!13893", "NVIDIA/Megatron-LM#1429"),
-    own("scale-of-queries-applied", "scale of quantised Q applied", "a q that is not quantised is scaled as if it were",
-        changes(scaled(lambda r: r.scale * 1.25)), "vllm-project/vllm#53754"),
-    own("scale-one-percent", "scale one percent too large", "scores are 1 % too large", changes(scaled(lambda r: r.scale * 1.01))),
 )  # fmt: skip

@@ -74,7 +74,7 @@ class Control(Record):
         trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label
             serves one request; the next request needs a new label.
         traced: the request that is traced, in whatever batch it is, with its inputs; None for the only one of every pass, without.
-        fault: id of a fault of `assay.harness.attention.bugs.catalogue.CATALOGUE` that outputs have; empty for none. With
+        fault: id of a fault of `assay.harness.attention.bugs.family.BY_ID` that outputs have; empty for none. With
             `shadow`, only those of the candidate in the shadow have it, in a session of its own; otherwise those that the model
             uses.
         profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from assay.harness.attention.bugs.catalogue import CATALOGUE
+from assay.harness.attention.bugs.family import BY_ID
+from assay.harness.attention.bugs.faults import seeded
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.oracle import oracle
 from assay.harness.engines.inside.candidates import Candidate, Computes
@@ -41,8 +42,6 @@ class Faults:
         self._fault, self._token = fault, token
         self._calls = self._changed = self._refused = 0
         self._why = ""
-        if fault in CATALOGUE:
-            CATALOGUE[fault].restart()
 
     def seeded(self, call: ObservedCall, out: Tensor, noisy: bool = False) -> Tensor:
         """Compute the output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v].
@@ -53,11 +52,11 @@ class Faults:
         """
         self._calls += 1
         try:
-            if self._fault not in CATALOGUE:
-                raise KernelRefused(f"there is no fault {self._fault!r} in the catalogue of this version")
+            if self._fault not in BY_ID:
+                raise KernelRefused(f"no bug {self._fault!r} is known to this version")
             packed = call.pack("a seeded fault")
             right = out.view(len(out), call.heads, -1)
-            wrong = CATALOGUE[self._fault].apply(packed, right, oracle(packed) if noisy else None)
+            wrong = seeded(BY_ID[self._fault], packed, right, oracle(packed) if noisy else None)
         except KernelRefused as error:
             self._refused += 1
             self._why = self._why or str(error)

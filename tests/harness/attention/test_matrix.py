@@ -26,8 +26,6 @@ def _axes(phase: str, size: Size) -> dict[str, Sequence[Any]]:
 
 def words(axis: str, value: object) -> str:
     """A value of the design, as it appears in a case's condition."""
-    if axis == "page":
-        return str(value or "packed")
     if isinstance(value, range):
         return f"{value[0]} to {value[-1]}"
     if axis == "heads":
@@ -61,7 +59,7 @@ def _is_more_than_a_block_behind_a_prefix(call: AttentionCall) -> bool:
     return any(new > 128 and prefix for new, prefix in _lens(call))
 
 
-ALL = ["prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page"]
+ALL = ["prefix", "new", "batch", "heads", "head_dim", "dtype", "data"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -400,7 +398,7 @@ def test_arguments_select_the_cases() -> None:
 
 def test_a_model_has_scores_far_from_zero_in_its_matrix_too() -> None:
     made = model_cases(("extend", "decode"), "cpu", torch.float32, (4, 2), 64, 512)
-    assert Counter(case.condition["phase"] for case in made) == {"extend": 32, "decode": 23}
+    assert Counter(case.condition["phase"] for case in made) == {"extend": 31, "decode": 23}
     far = [case.condition["phase"] for case in made if case.condition["data"].startswith("scores far")]
     assert far == ["extend", "extend", "decode", "decode"]
 

@@ -220,7 +220,7 @@ def test_a_kernel_that_ignores_long_windows_fails() -> None:
     assert failing_axis(result, some) == windows
     right = check(declaring(rounded_oracle, "window"), cases=some, read_out=0, calls=0)
     assert right.exit_code == ExitCode.PASS
-    assert windows < set(right.coverage.values["asked for"]), "they cut keys"
+    assert windows <= set(right.coverage.values["asked for"]), "they cut keys"
 
 
 @pytest.mark.parametrize(("model", "asked"), [("mistral-7b", "window 4096"), ("gemma-2-9b", "window 4096 and softcap 50")])

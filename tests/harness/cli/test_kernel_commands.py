@@ -20,7 +20,6 @@ from assay.harness.evidence.pack import Source
 
 KERNELS = """
 import ctypes, os, sys
-from assay import declares
 from assay.harness.attention.bugs.faults import rounded_oracle
 
 def exits(call):
@@ -28,10 +27,6 @@ def exits(call):
 
 def crashes(call):
     ctypes.string_at(0)
-
-def crashes_later(call):
-    crashes_later.calls = getattr(crashes_later, "calls", 0) + 1
-    return rounded_oracle(call) * 2 if crashes_later.calls < 5 else crashes(call)
 
 class Leaves:
     assay = property(lambda self: sys.exit(0))
@@ -52,15 +47,6 @@ def hangs_when_it_is_read(call):
         print("hanging", flush=True)
         ctypes.CDLL(None).sleep(600)
     return rounded_oracle(call) * 2
-
-def exits_when_it_is_read(call):
-    if is_read():
-        os._exit(0)
-    return rounded_oracle(call) * 2
-
-@declares(phases=("decode",), dtypes=("float32",), head_dims=(64,))
-def exits_in_decode(call):
-    os._exit(0)
 
 def exits_when_it_is_shrunk(call):
     return os._exit(0) if call.q.shape[1] == 1 else rounded_oracle(call) * 2
@@ -105,7 +91,7 @@ def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(assay: Run, 
     assert done.returncode == 3
     assert "the process of the kernel was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in done.stdout
     assert "0 of " in done.stdout
-    assert 'ending_kernels.py", line 10 in crashes' in done.stderr
+    assert 'ending_kernels.py", line 9 in crashes' in done.stderr
 
 
 def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path) -> None:

@@ -21,6 +21,6 @@ def server_log() -> Path:
 
 @pytest.fixture
 def data() -> Path:
-    """Real files, cut to a few documents: written by lm-eval 0.4.13, sgl-eval 0.1.3, inspect_ai 0.3.285, SGLang 0.5.23 (serving and
-    simple-evals) and pytest 9.2.0, which asked the tiny model in two real servers: A torch_native, B sage_attn_as_shipped."""
+    """Real files, cut to a few documents: written by lm-eval 0.4.13, inspect_ai 0.3.285 and SGLang 0.5.23 (simple-evals), which
+    asked the tiny model in two real servers: A torch_native, B sage_attn_as_shipped."""
     return Path(__file__).parents[2] / "data" / "results"

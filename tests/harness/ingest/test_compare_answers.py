@@ -249,14 +249,6 @@ def test_two_different_things_are_wrong_use(data: Path, a: str, b: str, found: s
     assert error.value.exit_code == 2
 
 
-def test_a_stated_score_that_the_documents_do_not_have_forbids_a_pass(data: Path, tmp_path: Path) -> None:
-    a, b = two(data, tmp_path)
-    changed(next(b.rglob("results_*")), results__assay_synthetic={"exact_match,letter": 0.12})
-    result = compare(a, b)
-    assert (result.verdict, unmet(result)) == ("inconclusive", ["scores-agree"])
-    assert check(result, "scores-agree").outcome.values["apart"] == [["B", 0.12, "assay_synthetic", 1.0]]
-
-
 @pytest.fixture
 def run(runs: ModuleType, tmp_path: Path) -> Callable[..., Path]:
     """Writes a run of two equal servers whose candidate answers some questions wrongly."""

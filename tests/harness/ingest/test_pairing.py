@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.harness.ingest.pairing import Pairing, loss, pair_tasks
+from assay.harness.ingest.pairing import Pairing, pair_tasks
 from assay.harness.ingest.result_set import ResultItem, ResultSet
 
 
@@ -20,7 +20,10 @@ def counts(a: list[ResultItem], b: list[ResultItem]) -> dict[str, int]:
 
 def test_the_same_documents_are_paired_whatever_their_order() -> None:
     found = paired([item("1"), item("2", 0.0)], [item("2"), item("1")])
-    assert [(pair[0].key, pair[1].key, loss(pair)) for pair in found.pairs] == [("1", "1", 0.0), ("2", "2", -1.0)]
+    assert [(pair[0].key, pair[1].key, pair[0].score, pair[1].score) for pair in found.pairs] == [
+        ("1", "1", 1.0, 1.0),
+        ("2", "2", 0.0, 1.0),
+    ]
     assert not found.unpaired
 
 
@@ -29,7 +32,7 @@ def test_all_answers_to_a_document_that_both_hold_twice_are_paired_and_one_that_
     assert (len(twice.pairs), twice.again, twice.unpaired) == (2, 1, [])
     x, y = (item("1", prompt_hash=prompt) for prompt in "xy")
     other = paired([x, y], [y, item("1", 0.0, prompt_hash="x")])
-    assert [loss(pair) for pair in other.pairs] == [1.0, 0.0], "each with the same prompt"
+    assert [(a.score, b.score) for a, b in other.pairs] == [(1.0, 0.0), (1.0, 1.0)], "each with the same prompt"
     assert counts([item("1"), item("1")], [item("1")]) == {"repeated": 1}
 
 

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from assay.harness.ingest.sglang_facts import Log, differing_arguments, parse_arguments
 from assay.harness.ingest.sglang_reader import read_log
-from assay.harness.ingest.source_file import SourceFile
 from assay.harness.tracebacks import Frame
 
 STAMP = "[2026-01-24 18:15:48] "
@@ -14,30 +11,6 @@ STAMP = "[2026-01-24 18:15:48] "
 
 def read(*lines: str) -> Log:
     return read_log(enumerate(lines, 1))
-
-
-@pytest.mark.parametrize("name", ["seed.log", "server_0.5.23.log"])
-def test_every_line_of_two_versions_is_read(name: str, seed_log: Path) -> None:
-    path = seed_log.with_name(name)
-    log = read_log(SourceFile.of(path).lines())
-    assert (log.read, log.unread) == (log.lines, [])
-    assert log.lines == len(path.read_text().splitlines())
-
-
-def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
-    log = read_log(SourceFile.of(seed_log).lines())
-    metrics = {one.name: one.value for one in log.metrics}
-    assert metrics["mmlu_score"] == 0.125
-    assert metrics["mmlu_latency"] == pytest.approx(64.46723987)
-    assert log.groups[0][0]["humanities"] == pytest.approx(2 / 23)
-    assert [one.text.partition(" --")[0] for one in log.commands][:2] == [
-        "python3 -m sglang.launch_server",
-        "python3 -m sglang.bench_offline_throughput",
-    ]
-    assert log.servers[0].facts["graph memory"][0] == "0.14 GB"
-    assert log.servers[0].facts["KV tokens"][0] == "125896"
-    assert dict(row[:2] for row in log.blocks[0][1])["Output token throughput (tok/s)"] == "96.49"
-    assert log.answer_limit[0] == 2048
 
 
 @pytest.mark.parametrize(

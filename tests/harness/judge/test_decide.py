@@ -9,8 +9,6 @@ from assay.harness.judge.judgement import SuiteVerdict
 from assay.harness.statement import state
 from assay.harness.verdict import CheckStatus, Requirement, Verdict
 
-VERDICTS: tuple[Verdict, ...] = ("pass", "regression", "inconclusive")
-
 
 def suite_verdict(verdict: Verdict, id_: str = "s") -> SuiteVerdict:
     return SuiteVerdict(id=id_, verdict=verdict, why=(state("why"),))

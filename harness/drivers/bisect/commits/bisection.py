@@ -92,7 +92,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
         interpret_without_gpu()  # the processes of the probes inherit it
         chosen_calls(spec.pack, spec.calls)  # refuses a pack that cannot be read
         with repository.worktree() as tree:
-            state = Bisection(folder, state, _measure_in(tree, repository, spec, folder), repository, say).run()
+            state = _Bisection(folder, state, _measure_in(tree, repository, spec, folder), repository, say).run()
     del lock
     return state, folder
 
@@ -127,7 +127,7 @@ def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: Bi
 
 
 @dataclass
-class Bisection:
+class _Bisection:
     """One bisection: `say` receives a line for each probe."""
 
     folder: BisectFolder

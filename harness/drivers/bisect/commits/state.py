@@ -27,10 +27,6 @@ class BisectSpec(Record):
     """The question a bisection answers, and how it classifies a commit.
 
     Attributes:
-        repo: top folder of the repository.
-        good: hash of the good revision.
-        bad: hash of the bad revision.
-        kernel: ``module:function``.
         build: shell command that builds a commit, run at the top of its worktree; empty if there is nothing to build.
         pack: folder of a replay pack; empty for the op-level matrix.
         calls: maximum number of calls; 0 for all.

@@ -10,7 +10,7 @@ import torch
 
 from assay.harness.attention.bugs import merges
 from assay.harness.attention.bugs.bug import Bug
-from assay.harness.attention.bugs.catalogue import public_reports
+from assay.harness.attention.bugs.family import public_reports
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.features import BUGS
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask, StoredKV

@@ -91,16 +91,6 @@ def test_a_layer_whose_error_another_cancels_is_not_restored() -> None:
     assert not search.monotone
 
 
-@given(st.permutations(range(8)))
-def test_errors_that_cancel_end_in_layers_that_are_all_needed(layers: list[int]) -> None:
-    def task(candidate: frozenset[int]) -> bool:
-        return 7 not in candidate and len(candidate & {2, 5}) != 1
-
-    search = find_layers(layers, Asked(task), steady=True)
-    check_needed(task, found(search), tuple(layers))
-    assert 7 in found(search)
-
-
 @given(st.randoms(use_true_random=False))
 def test_every_restored_layer_is_needed_for_any_answers(draw: random.Random) -> None:
     layers = tuple(range(7))

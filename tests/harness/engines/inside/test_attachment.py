@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.bugs.faults import rounded_oracle as right
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.noise import family as noise_family
+from assay.harness.attention.oracle import oracle
 from assay.harness.engines.inside.candidates import Candidate, KernelCandidate, LazyCandidate
 from assay.harness.engines.inside.control import Control, TracedRequest, set_control, substituted_calls
 from assay.harness.engines.inside.pack_writer import PackWriter
@@ -468,12 +471,17 @@ def shadowed_with(fault_id: str, server: Any, plain: Any, folder: Path) -> list[
     return [relative_l1(read_shadow_errors(place).cells.distance(("layer",))) for place in (folder, folder / SENSITIVITY)]
 
 
-def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(plain: Any, attached: Attached, tmp_path: Path) -> None:
+def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(
+    plain: Any, attached: Attached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anew = replace(BY_ID["mask-top-left"], compute=oracle)
+    monkeypatch.setitem(BY_ID, "computed-anew", anew)
+
     @declares(noise="int8_qk")
     def noisy(call: AttentionCall) -> Tensor:
         return honest_outputs(call, noise_family("int8_qk"), members=1)[0].to(call.q.dtype)
 
-    right, faulty = map(np.nanmin, shadowed_with("keys-reversed", attached(noisy), plain, tmp_path))
+    right, faulty = map(np.nanmin, shadowed_with("computed-anew", attached(noisy), plain, tmp_path))
     assert 0.5 * right < faulty < 2 * right, "the fault computes anew, in float64, and changes nothing"
 
 

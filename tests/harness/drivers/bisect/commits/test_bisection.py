@@ -13,7 +13,7 @@ import pytest
 
 from assay.harness.cli.app import load_command
 from assay.harness.drivers.bisect.commits import bisection
-from assay.harness.drivers.bisect.commits.bisection import Bisection, bisect_commits, reproduce
+from assay.harness.drivers.bisect.commits.bisection import _Bisection, bisect_commits, reproduce
 from assay.harness.drivers.bisect.commits.repo import Repository
 from assay.harness.drivers.bisect.commits.state import _MOST_PROBES, BisectFolder, BisectSpec, BisectState, CommitProbe, Measurement
 from assay.harness.errors import EvidenceError, UsageError
@@ -47,7 +47,7 @@ class Bench:
 
         history = self.repository.between(self.spec.good, self.spec.bad)
         state = self.folder.read() or BisectState(spec=self.spec, command="again", history=history)
-        return Bisection(self.folder, state, measure, self.repository, lambda line: None).run(), asked
+        return _Bisection(self.folder, state, measure, self.repository, lambda line: None).run(), asked
 
 
 @pytest.fixture

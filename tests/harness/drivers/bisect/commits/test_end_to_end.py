@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -81,22 +80,6 @@ def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     assert index_of(made.path) == index
     assert histories.git(made.path, "status", "--porcelain") == ""
     assert histories.git(made.path, "worktree", "list").count("\n") == 1, "the killed process's worktree is removed too"
-
-
-@pytest.mark.slow
-def test_merges_and_wrong_ends(
-    histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rng = random.Random(2)
-    parents = histories.merging(40, rng)
-    made = histories.planted(tmp_path / "repo", parents, 17)
-    common = ["--repo", str(made.path), "--kernel", "attn:forward", "--calls", "6"]
-    assert here(monkeypatch, tmp_path, "commits", "--good", made.commits[-2], "--bad", "main", *common) == 2
-    assert "is not good" in capsys.readouterr().err
-    command = ["commits", "--good", made.commits[0], "--bad", "main", *common]
-    assert here(monkeypatch, tmp_path, *command) == 0
-    assert f"{made.commits[17][:12]} is the culprit" in capsys.readouterr().out
-    assert (tmp_path / "runs").is_dir()
 
 
 @pytest.mark.slow

@@ -5,11 +5,10 @@ from collections import Counter
 
 import pytest
 import torch
+from fault_catalogue import CATALOGUE, SeededFault, Where
 
-from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import rounded_oracle
-from assay.harness.attention.bugs.seeded import SeededFault, Where
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
 
