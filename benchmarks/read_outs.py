@@ -60,10 +60,10 @@ from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import named
 from assay.harness.checks.observed import Reader
 from assay.harness.evidence.kernel_result import Tried, Value
-from assay.harness.localize.experiment import features
 from assay.harness.localize.faults import wrong_sequences
+from assay.harness.localize.features import features, words
 from assay.harness.localize.kernel_runs import measure
-from assay.harness.localize.rules import meets, words
+from assay.harness.localize.rules import meets
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober

@@ -10,7 +10,7 @@ from pathlib import Path
 from assay.harness.conditions import BORDER_TOKENS, has_cached_prefix
 from assay.harness.evidence.kernel_result import Coverage, Gap, KernelResult, Value
 from assay.harness.evidence.pack import PackManifest, replay_command
-from assay.harness.localize.rules import words
+from assay.harness.localize.features import words
 from assay.harness.text import counted, few, listed, met, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import (

@@ -34,18 +34,11 @@ from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
-from assay.harness.localize.experiment import (
-    NOTHING_TRIED,
-    Experiments,
-    Lab,
-    Place,
-    contradicts,
-    drawn_call,
-    experiment,
-)
+from assay.harness.localize.experiment import NOTHING_TRIED, Experiments, contradicts, experiment
 from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
+from assay.harness.localize.lab import Lab, Place, drawn_call
 from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.shrink import smallest_call
 from assay.harness.localize.threads import budget_clock, few_threads

@@ -29,12 +29,12 @@ from assay.harness.localize.diagnose import (
 )
 from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
 from assay.harness.localize.faults import OUTPUT, OUTSIDE, Came, Fault, faults_of, kind_of, shows
+from assay.harness.localize.features import words
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.guarded_memory import over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_FINDINGS, LSE_WRONG
 from assay.harness.localize.raised import RAISED
-from assay.harness.localize.rules import words
 from assay.harness.text import percent
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 

@@ -11,10 +11,10 @@ from assay.harness.attention.bugs.bug import LEAK, Bug
 from assay.harness.evidence.kernel_result import Tried
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes, nearest
+from assay.harness.localize.features import words
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_WRONG, named_bugs
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN, Group, not_run, scaled
-from assay.harness.localize.rules import words
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import counted, percent, some
 from assay.harness.verdict import UNEXPLAINED, Finding, Severity

@@ -7,25 +7,19 @@ Vernaza et al., "Learning product set models of fault triggers in high-dimension
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.harness.evidence.kernel_result import Property, Tried, Value
+from assay.harness.evidence.kernel_result import Property, Tried
+from assay.harness.localize.features import ASKS, Known
 
-Known = Mapping[str, Value]
-"""Feature -> its value: numbers, NaN where there is none, and words."""
 Rule = tuple[Property, ...]
 _Column = NDArray[np.generic]
 _Flags = NDArray[np.bool_]
 
-ASKS = {
-    "a window": "window ", "a soft cap": "softcap ", "sinks": "sinks", "a temperature": "temperature ", "stored K and V": "K and V",
-    "padded rows": "padded", "attention without a causal mask": "not causal", "cross attention": "cross",
-}  # fmt: skip
-"""Features that calls ask for, in words that follow "the call asks for", and a part of the names of their values."""
 _MODULI = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 # What a property costs a reader: the plainest features first, thresholds before residues.
 _FEATURE_COST = {
@@ -296,136 +290,3 @@ def _of_numbers(name: str, wrong: NDArray[np.float64], right: NDArray[np.float64
         yield having("power of two")
     if not _powers(wrong).any():
         yield having("no power of two")
-
-
-_NOUNS = {
-    "new": "new tokens", "prefix": "cached prefix", "prefix-new": "cached prefix less new tokens", "sequences": "sequences",
-    "index": "place in the batch", "after": "sequences behind it", "total_new": "new tokens of the batch",
-    "total_keys": "keys of the batch", "row": "first row in q", "key_row": "first row in k",
-    "longest": "length of the longest sequence",
-    "longest_new": "most new tokens of a sequence", "longest_prefix": "longest cached prefix of the batch",
-    "shortest": "length of the shortest sequence", "least_new": "fewest new tokens of a sequence",
-    "least_prefix": "shortest cached prefix of the batch", "earlier_least_new": "fewest new tokens of a sequence before it",
-    "before_new": "new tokens of the sequence before it", "before_prefix": "cached prefix of the sequence before it",
-    "first_new": "new tokens of the first sequence", "first_prefix": "cached prefix of the first sequence",
-    "length-first": "length less that of the first sequence", "length-before": "length less that of the sequence before it",
-    "new-before": "new tokens less those of the sequence before it",
-    "prefix-before": "cached prefix less that of the sequence before it",
-    "prefix-first": "cached prefix less that of the first sequence", "q_heads": "q heads", "kv_heads": "kv heads",
-    "kv_heads-ratio": "kv heads less q heads per kv head",
-    "ratio": "q heads per kv head", "head_dim_v": "head_dim of v", "first_head": "first head",
-    "length-window": "length less the window",
-    "packed": "new tokens x q heads per kv head", "row_end": "last row in q, counted from 1,", "stored": "what is stored",
-    "key_end": "last row in k, counted from 1,", "softcap": "soft cap", "sinks": "sinks around",
-    "items": "sequences x q heads", "autograd": "autograd mode", "asked": "what the call asks for", "ways": "way of calling",
-    "query-prefix": "query index less the cached prefix", "query": "query index", "queries_after": "queries behind it",
-    "dim": "output dim", "dims_after": "output dims behind it", "width": "output dims", "query_row": "row in q",
-    "heads_after": "q heads behind it", "packed_row": "query index x q heads per kv head + place among these", "head": "q head",
-    "kv_head": "kv head", "head_in_group": "place among the q heads of its kv head",
-    **{f"tiles_of_{n}": f"tiles of {n} queries in the batch" for n in (16, 64, 128)},
-    **{f"items_of_{n}": f"tiles of {n} queries up to its end x q heads" for n in (16, 64, 128)},
-}  # fmt: skip
-"""Features in words, where their names are not."""
-_YES_OR_NO = {
-    **{f"asks: {what}": (f"the call asks for {what}", f"the call does not ask for {what}") for what in ASKS},
-    "as_long_as_another": ("another sequence is as long", "no other sequence is as long"),
-    "as_many_new_as_another": ("another sequence has as many new tokens", "no other sequence has as many new tokens"),
-    "one_prefix": ("all sequences of the batch have the same cached prefix", "cached prefixes of the batch differ"),
-    "an_empty_one": ("the batch has a sequence without new tokens", "each sequence has new tokens"),
-    "another_without_prefix": ("another sequence has no cached prefix", "all others have a cached prefix"),
-    "another_with_prefix": ("another sequence has a cached prefix", "no other sequence has a cached prefix"),
-}
-_PLAIN: dict[tuple[Value, ...], str] = {
-    ("prefix", ">=", 1.0): "a prefix is cached", ("prefix", "<=", 0.0): "no prefix is cached", ("new", "<=",
-    1.0): "it has one new token",
-    ("new", ">=", 2.0): "it has several new tokens", ("sequences", "<=", 1.0): "it is alone", ("sequences", ">=",
-    2.0): "it is in a batch",
-    ("queries_after", "<=", 0.0): "it is the last new token", ("query", "<=", 0.0): "it is the first new token",
-    ("longest-length", ">=", 1.0): "another sequence of the batch is longer",
-    ("longest-length", "<=", 0.0): "no sequence of the batch is longer",
-    ("index", "<=", 0.0): "it is the first of its batch", ("index", ">=", 1.0): "it is not the first of its batch",
-    ("after", "<=", 0.0): "it is the last of its batch", ("after", ">=", 1.0): "it is not the last of its batch",
-    ("before_new", "<=", 0.0): "the sequence before it has no new tokens", ("kv_heads", "<=", 1.0): "there is one kv head",
-    ("earlier_least_new", "<=", 0.0): "a sequence before it has no new tokens",
-    ("least_prefix", ">=", 1.0): "each sequence of the batch has a cached prefix",
-}  # fmt: skip
-_COMPANY = {
-    "alone": "the sequence is alone", "alike": "all sequences of the batch are alike",
-    "unlike": "sequences of the batch are unlike",
-}  # fmt: skip
-_DIFFERENCES = {
-    "kv_heads-ratio": ("number of kv heads", "q heads per kv head"),
-    "earlier-length": ("length of the longest sequence before it", "length"),
-    "longest-length": ("length of the longest sequence", "length"),
-    "prefix-new": ("cached prefix", "new tokens"), "length-first": ("length", "length of the first sequence"),
-    "length-before": ("length", "length of the sequence before it"), "new-before": ("new tokens",
-    "new tokens of the sequence before it"),
-    "prefix-before": ("cached prefix", "cached prefix of the sequence before it"),
-    "prefix-first": ("cached prefix", "cached prefix of the first sequence"), "length-window": ("length", "window"),
-    "query-prefix": ("query index", "cached prefix"),
-}  # fmt: skip
-
-
-_USUAL: Known = {
-    "asked": "nothing", "data": "normal", "layer": 0, "layout": "packed", "autograd": "as called",
-    "first_head": 0,
-}  # fmt: skip
-
-
-def words(rule: Sequence[Property], context: Known | None = None) -> str:
-    """Say a rule, after "where": "decode, cached prefix >= 129 and head_dim is 128"."""
-    held = context or {}
-    usual = [name for name, value in _USUAL.items() if len(held) > len(_USUAL) and held.get(name) == value]
-    said = [_said(Property(feature=name, kind="in", values=(held[name],))) for name in held if name not in usual]
-    said += ["all else is as usual"] * bool(usual)
-    said += [_said(prop) for prop in sorted(rule, key=lambda prop: prop.feature != "phase")]
-    return ", ".join([*said[:-2], " and ".join(said[-2:])]) if said else "every call"
-
-
-def _said(prop: Property) -> str:
-    noun, v = _NOUNS.get(prop.feature, prop.feature), [_number(value) for value in prop.values]
-    if prop.feature in _YES_OR_NO and prop.kind == "in":
-        return _YES_OR_NO[prop.feature][v == ["False"]]
-    if prop.feature == "cached":
-        return f"{' or '.join(v)} of the batch's sequences have a cached prefix"
-    if prop.feature == "phase":
-        return " or ".join(v)
-    if prop.feature == "company":
-        return " or ".join(map(_COMPANY.__getitem__, v))
-    if (plain := _PLAIN.get((prop.feature, prop.kind, *prop.values))) is not None:
-        return plain
-    if prop.feature in _DIFFERENCES and prop.kind in (">=", "<=", "==", "!="):
-        return _difference(prop)
-    match prop.kind:
-        case "==":
-            return f"{noun} is {v[0]}"
-        case "!=":
-            return f"{noun} is not {v[0]}"
-        case "between":
-            return f"{v[0]} <= {noun} <= {v[1]}"
-        case "in":
-            return f"{noun} is {', '.join(v[:-1])}{' or ' * (len(v) > 1)}{v[-1]}"
-        case "residue":
-            return f"{noun} % {v[0]} == {v[1]}"
-        case "no residue":
-            return f"{noun} % {v[0]} != {v[1]}"
-        case "residue between":
-            return f"{v[1]} <= {noun} % {v[0]} <= {v[2]}"
-        case "power of two" | "no power of two":
-            return f"{noun} is {prop.kind.replace('no', 'not a') if prop.kind.startswith('no') else 'a power of two'}"
-        case _:
-            return f"{noun} {prop.kind} {v[0]}"
-
-
-def _difference(prop: Property) -> str:
-    of, less = _DIFFERENCES[prop.feature]
-    limit = int(prop.values[0])
-    if prop.kind in ("==", "!="):
-        return f"{of} is {'not ' * (prop.kind == '!=')}{less}{f' {limit:+}' * bool(limit)}"
-    if prop.kind == ">=":
-        return f"{of} > {less}" if limit == 1 else f"{of} >= {less}{f' {limit:+}' * bool(limit)}"
-    return f"{of} < {less}" if limit == -1 else f"{of} <= {less}{f' {limit:+}' * bool(limit)}"
-
-
-def _number(value: Value) -> str:
-    return value if isinstance(value, str) else f"{value:g}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.shapes import shape_of
 from assay.harness.evidence.kernel_result import Tried
-from assay.harness.localize.experiment import features
+from assay.harness.localize.features import features
 from assay.harness.localize.rules import meets
 from assay.harness.readout.conditions import Table, Term
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.harness.localize import rules
+from assay.harness.localize import features
 from assay.harness.readout.conditions import Condition, Literal, Term
 from assay.harness.readout.features import Pairs, tried_condition
 from assay.harness.text import listed
@@ -181,7 +181,7 @@ def _phrase(literal: Literal) -> str:
     plain = term.block == 1 and not (term.modulo or term.minus)
     if term.name == "tried" and (tried := tried_condition.get()) is not None:
         holding = (op, value) in (("==", 1), (">=", 1), ("!=", 0))
-        return f"{'where' if holding else 'except where'} {rules.words(tried.rule, tried.context)}"
+        return f"{'where' if holding else 'except where'} {features.words(tried.rule, tried.context)}"
     if (term.name, term.minus, op, value) == ("heads", "head", "==", 1):
         return "in the last q head"
     if term.name in _FLAGS and op == "!=":

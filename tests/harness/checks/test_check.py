@@ -27,8 +27,8 @@ from assay.harness.checks.kernel_matrix import named
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.diagnose import STATE_KEPT
+from assay.harness.localize.features import words
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
-from assay.harness.localize.rules import words
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED
 from assay.reports.check import message
 

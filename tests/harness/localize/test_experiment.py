@@ -11,10 +11,12 @@ from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
 from assay.harness.attention.shapes import Shape
 from assay.harness.evidence.kernel_result import Property, Tried
-from assay.harness.localize.experiment import Experiments, Lab, Place, contradicts, experiment, features
+from assay.harness.localize.experiment import Experiments, contradicts, experiment
 from assay.harness.localize.faults import Fault, WrongLses, WrongOutputs, breaks, writes_inputs, writes_outside
+from assay.harness.localize.features import features, words
 from assay.harness.localize.guard import Guard, attempt
-from assay.harness.localize.rules import Points, meets, rules, words
+from assay.harness.localize.lab import Lab, Place
+from assay.harness.localize.rules import Points, meets, rules
 
 Wrong = Callable[[AttentionCall, int, int, int], bool]
 """(call, sequence, new tokens, cached prefix) -> whether the sequence is wrong."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from assay.harness.evidence.kernel_result import Property
-from assay.harness.localize.rules import Known, Points, holds, rules, words
+from assay.harness.localize.features import Known, words
+from assay.harness.localize.rules import Points, holds, rules
 
 LENGTHS = [(new, prefix) for new in (1, 5, 64, 96, 97, 98, 128, 200) for prefix in (0, 1, 8, 15, 16, 17, 20, 31, 32, 48, 64, 129)]
 
