@@ -22,6 +22,8 @@ Whether the printed test fails in a fresh process is counted too: alone, or afte
 
 Calls without a causal mask are left out: assay makes none unless a kernel declares them.
 
+A kernel that declares a quantisation is tried on data on which that is exact, with values of several sizes.
+
 A kernel that is right is read too, and must be silent. One line of JSON is printed for each kernel, and a table at the end.
 """
 
@@ -55,6 +57,7 @@ from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.declaration import declaration, declares
+from assay.harness.attention.matrix_data import ON_GRID
 from assay.harness.attention.shapes import Shape
 from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import named
@@ -290,8 +293,11 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
     """Outputs by query and head: wrong ones, those of them that the operator gives, right ones, those of them that it changes."""
     prober = Prober(kernel, until=time.monotonic() + 600)
     counts = np.zeros(4, np.int64)
+    quantised = bool(declaration(kernel).noise)
     for number, shape in enumerate(random_shapes(1_000, TRIED // 2)):
-        call = shape.make(number)
+        call = (replace(shape, data=ON_GRID) if quantised else shape).make(number)
+        if quantised:
+            call = replace(call, v=call.v * 2.0 ** (number % 3))
         if (out := prober(call)) is None:
             continue
         rows = np.unique(np.linspace(0, len(call.q) - 1, 24).astype(np.int64))
