@@ -305,7 +305,8 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
         actual, size = out.numpy()[rows], np.abs(queries.right).sum(-1)
         bad = ~close(actual, queries.right, size, CLOSE)
         given = operator.outputs(queries)
-        size = np.maximum(size, np.nan_to_num(np.abs(given).sum(-1), posinf=0.0))
+        sizes = [np.nan_to_num(np.abs(out).sum(-1), posinf=0.0) for out in (given, actual)]
+        size = np.maximum(0.1 * size, np.maximum(*sizes))
         agrees = close(given, actual, size, 2 * CLOSE)
         counts += [bad.sum(), (bad & agrees).sum(), (~bad).sum(), (~bad & ~agrees).sum()]
     wrong, explained, right, false = counts.tolist()

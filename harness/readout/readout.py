@@ -153,7 +153,7 @@ class _Search:
     """
 
     def __init__(self, prober: Prober, results: Sequence[CallResult], quantised: bool, shapes: Iterable[Shape]) -> None:
-        self._prober, self._shapes, self._draw = prober, iter(shapes), np.random.default_rng(0)
+        self._prober, self._shapes, self._draw, self._calls = prober, iter(shapes), np.random.default_rng(0), 0
         self.fitter, self.told = Fitter(prober), list[Sample]()
         computed = [result for result in results if result.call.rows and result.call.k.shape[0]]
         plain = [result for result in computed if _READ.issuperset(result.call.features)]
@@ -191,11 +191,12 @@ class _Search:
 
     def _made(self, shape: Shape) -> AttentionCall | None:
         """Make a call like those of the pool; None if no such call can be drawn."""
+        self._calls += 1
         try:
             data = ON_GRID if self._quantised else shape.data
-            call = replace(shape, dtype=self._dtype, data=data).make(self._prober.asked, self._prober.device)
+            call = replace(shape, dtype=self._dtype, data=data).make(self._calls, self._prober.device)
             if self._quantised:  # its scale is a number of the data, not of the kernel
-                call = replace(call, v=call.v * 2.0 ** (self._prober.asked % 3))
+                call = replace(call, v=call.v * 2.0 ** (self._calls % 3))
         except (LookupError, ValueError):
             return None
         return call if call.rows and call.k.shape[0] else None

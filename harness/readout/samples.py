@@ -44,6 +44,8 @@ def _rounded(value: float) -> float:
 
 # How near a wrong answer must be to an output that explains it, as a share of its distance from the right one.
 _NEARER = 0.3
+# Size of an output, as a share of the right one's, below which what cancels in it is no longer exact.
+_SMALL = 0.1
 # Queries of a call that are looked at: wrong and right ones; and most weights of them, 256 MB.
 _WRONG_ROWS, _RIGHT_ROWS, _MAX_WEIGHTS = 16, 8, 2**25
 
@@ -96,9 +98,10 @@ class Sample:
     def agrees(self, out: Numbers) -> Flags:
         """Where the kernel's answer is this output, bool [rows * heads].
 
-        A wrong answer must be much nearer to it than to the right output: where noise is large, it may be near to both.
+        A wrong answer must be much nearer to it than to the right output: where noise is large, it may be near to both. Two outputs
+        that are small beside the right one are compared with each other: both are nearly zero, and may differ by any factor.
         """
-        size = np.maximum(np.abs(self.queries.right).sum(-1), np.nan_to_num(np.abs(out).sum(-1), posinf=0.0))
+        size = np.maximum(_size(self.actual), np.maximum(_size(out), _SMALL * _size(self.queries.right)))
         nearer = _gaps(out, self.actual) <= _NEARER * _gaps(self.queries.right, self.actual)
         return close(out, self.actual, size, self.error) & (nearer.ravel() | ~self.bad)
 
@@ -148,6 +151,11 @@ def every(samples: Sequence[Sample], *forms: str) -> list[tuple[Sample, int, Fit
 def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
     """Return True if two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
     return (_gaps(a, b) <= tolerance * size).ravel()
+
+
+def _size(out: Numbers) -> Numbers:
+    """Sum |out| of each query and head; 0 where it is not finite."""
+    return np.asarray(np.nan_to_num(np.abs(out).sum(-1), nan=0.0, posinf=0.0))
 
 
 def _gaps(a: Numbers, b: Numbers) -> Numbers:

@@ -14,7 +14,8 @@ from assay.harness.attention.shapes import Shape
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import does
 from assay.harness.readout.conditions import Condition, Literal, Term
-from assay.harness.readout.effects import constant, known_bug
+from assay.harness.readout.effects import constant, known_bug, multiplied
+from assay.harness.readout.formulas import constant_formula
 from assay.harness.readout.named import _name_of, with_operator
 from assay.harness.readout.operators import Effect, Operator
 from assay.harness.readout.queries import Queries
@@ -128,6 +129,13 @@ def seen(effect: Effect | Operator, *lens: tuple[tuple[int, int], ...]) -> list[
         sample.bad = sample.errors > sample.error
         found.append(sample)
     return found
+
+
+def test_two_outputs_that_are_nearly_zero_are_compared_with_each_other() -> None:
+    [sample] = seen(multiplied(output=constant_formula(0.01)), ((9, 20),))
+    assert sample.bad.all()
+    assert sample.agrees(0.01 * sample.queries.right).all()
+    assert not sample.agrees(0.002 * sample.queries.right).any()
 
 
 def read_of(operator: Operator, samples: list[Sample]) -> ReadOut:
