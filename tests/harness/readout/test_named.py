@@ -132,10 +132,10 @@ def seen(effect: Effect | Operator, *lens: tuple[tuple[int, int], ...]) -> list[
 
 
 def test_two_outputs_that_are_nearly_zero_are_compared_with_each_other() -> None:
-    [sample] = seen(multiplied(output=constant_formula(0.01)), ((9, 20),))
+    [sample] = seen(multiplied(output=constant_formula(1e-4)), ((9, 20),))
     assert sample.bad.all()
-    assert sample.agrees(0.01 * sample.queries.right).all()
-    assert not sample.agrees(0.002 * sample.queries.right).any()
+    assert sample.agrees(1e-4 * sample.queries.right).all()
+    assert not sample.agrees(2e-5 * sample.queries.right).any()
 
 
 def read_of(operator: Operator, samples: list[Sample]) -> ReadOut:
