@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, zip_longest
+from itertools import chain, cycle, islice, zip_longest
 
 import numpy as np
 import torch
@@ -153,7 +153,7 @@ class _Search:
     """
 
     def __init__(self, prober: Prober, results: Sequence[CallResult], quantised: bool, shapes: Iterable[Shape]) -> None:
-        self._prober, self._shapes, self._draw, self._calls = prober, iter(shapes), np.random.default_rng(0), 0
+        self._prober, self._draw, self._calls = prober, np.random.default_rng(0), 0
         self.fitter, self.told = Fitter(prober), list[Sample]()
         computed = [result for result in results if result.call.rows and result.call.k.shape[0]]
         plain = [result for result in computed if _READ.issuperset(result.call.features)]
@@ -162,6 +162,8 @@ class _Search:
         dtype = min((result.call.q.dtype for result in wrong), key=list(_NOISE).index, default=torch.float32)
         self._dtype, self._quantised = dtype, quantised
         self._wrong = list(islice(_in_turn([r for r in wrong if r.call.q.dtype == dtype]), _WRONG))
+        # Where no other shapes are given, those of wrong calls are asked for with other numbers.
+        self._shapes = chain(shapes, cycle([shape_of(result.call) for result in self._wrong]))
         right = [result for result in plain if not result.fails]
         self._right = list(islice(_in_turn([r for r in right if r.call.q.dtype == dtype]), _RIGHT))
         self._noise, self._clearly = _NOISE[dtype], _CLEARLY
