@@ -40,6 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -131,6 +132,11 @@ def __getattr__(name: str) -> Kernel:
     """Make the kernel of a case by its name in `importable`: so that a fresh process can import it."""
     if not name.startswith(_CASE):
         raise AttributeError(name)
+    return _imported(name)
+
+
+@cache  # a module has one kernel of a name, with its state
+def _imported(name: str) -> Kernel:
     kind, of_kind = bytes.fromhex(name.removeprefix(_CASE)).decode().split("\0")
     return made(Case(kind, of_kind))[0]()
 
