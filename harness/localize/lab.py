@@ -20,7 +20,7 @@ from assay.harness.localize.rules import Points
 KEPT_WORK = 2**22
 # Calls that are made again at the end: so many of the first ones, and as many of all.
 _AGAIN = 8
-# Wrong calls that are made with other numbers too before only each so manieth is.
+# Wrong calls that are all made again with other numbers; after these, one in so many is.
 _ALWAYS_AGAIN, _NOW_AND_THEN = 30, 5
 # Seed of the numbers that calls have in common.
 _POOL = 4711
