@@ -357,7 +357,7 @@ def _why(cases: Sequence[tuple[Case, str]]) -> tuple[CaseWhy, ...]:
 
 
 def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
-    """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
+    """Raise unless a kernel is correct on a call: its error against the oracle is within the bound of the call.
 
     A kernel that is wrong is read, for at most 10 seconds; the message states what it was observed to
     compute, if that gives its output on this call.
@@ -407,7 +407,7 @@ def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = Non
     if not result.fails:
         return ""
     own, bound = result.worst_cell
-    off = f"{where}: own error {percent(own)}; noise explains at most {percent(bound)}"
+    off = f"{where}: error {percent(own)}; rounding explains at most {percent(bound)}"
     if not reads:
         return off
     [bug, *_] = findings = diagnose(KernelRun((result,)))

@@ -186,7 +186,7 @@ def _of_those_before(asked: worker.Event, done: Sequence[worker.Event], how: str
                 id=UNEXPLAINED, title="unexplained error", severity="serious", where=f"{len(wrong)} of {len(done)} calls",
                 diagnosis="the output is out of bounds; the process ended before it was known why",
                 evidence=(
-                    f"the worst own error is {percent(worst['own'])} (noise explains {percent(worst['bound'])}): {worst['case']}",
+                    f"the worst error is {percent(worst['own'])} (rounding explains {percent(worst['bound'])}): {worst['case']}",
                     f"the process of the kernel {end}; {extent}",
                 ),
                 reproduce=asked["again"],

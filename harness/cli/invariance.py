@@ -28,14 +28,14 @@ def invariance(
     arms: Annotated[
         Literal["pairs", "singles", "exactly"],
         typer.Option(
-            help="Which features are on together: every two in some arm (pairs), each alone (singles), or all of --features, and "
-            "each alone if that differs (exactly)."
+            help="Features switched on together: every two in some variant (pairs), each alone (singles), or all of "
+            "--features, and each alone if that differs (exactly)."
         ),
     ] = "pairs",
     minutes: Annotated[
         float,
         typer.Option(
-            help="How long arms are run; what fails is reduced after that. By default as long as they take.", min=0
+            help="Time for the variants; failing ones are reduced after that. Default: as long as they take.", min=0
         ),
     ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="A new folder for the evidence.", callback=new_folder)] = None,

@@ -30,7 +30,7 @@ def check(
     ] = "small",
     device: Annotated[str | None, typer.Option(help="Device to run on; by default a GPU, if there is one.")] = None,
     phase: Annotated[
-        list[str] | None, typer.Option(help="extend or decode; by default those that the kernel declares.")
+        list[str] | None, typer.Option(help="extend (prefill) or decode; by default those that the kernel declares.")
     ] = None,
     dtype: Annotated[
         list[str] | None,

@@ -289,7 +289,7 @@ class KernelResult(Part, RunRecord):
         if self.worst_own is None:
             return f"{verdict}; an output is not finite"
         times = f"{two_digits(self.worst)} times its bound of {percent(self.worst_bound)}"
-        return f"{verdict}; worst own error {percent(self.worst_own)}, {times}"
+        return f"{verdict}; worst error {percent(self.worst_own)}, {times}"
 
 
 MATRIX = RunFile("matrix.json", KernelResult)
