@@ -109,7 +109,7 @@ class Decided(Part):
 
     @property
     def _about(self) -> str:
-        """What was judged, for `repr`."""
+        """Say for `repr` of what this is the result."""
         return ""
 
 
