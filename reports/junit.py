@@ -19,7 +19,6 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from assay.harness.errors import ExitCode
 from assay.harness.text import one_line, visible
 from assay.reports.document import CaseResult, Document, Outcome, Suite
-from assay.reports.terminal import plain_text
 
 _OUTPUT_LIMIT = 10_000
 
@@ -39,8 +38,7 @@ def _suite_of(document: Document) -> Suite:
         outcome = "missing"
     if document.exit_code is None:
         outcome = document.verdict or outcome
-    lines = plain_text(document.body).splitlines()
-    case = CaseResult("verdict", f"assay.{document.command}", outcome, document.headline, lines)
+    case = CaseResult("verdict", f"assay.{document.command}", outcome, document.headline, [document.headline])
     return Suite(f"assay {document.command}", [case])
 
 

@@ -30,7 +30,7 @@ from assay.harness.checks.kernel_matrix import (
     named,
 )
 from assay.harness.errors import UsageError
-from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
+from assay.harness.evidence.kernel_result import CaseWhy, KernelResult, MeasuredCall
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
@@ -331,6 +331,11 @@ def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], optio
         excluded=_why(task.excluded),
         broken=_why(broken),
         left_out=len(examined.left_out),
+        measured=tuple(
+            MeasuredCall(case=case.name, condition=case.condition, error=own, bound=bound, wrong=result.fails)
+            for case, result in examined.results
+            for own, bound in [result.judged_cell]
+        ),
         coverage=coverage_of(
             examined.results,
             refused,

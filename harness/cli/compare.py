@@ -9,23 +9,11 @@ import typer
 
 from assay.harness.cli.app import app, as_given
 from assay.harness.cli.output import deliver, trace
-from assay.harness.config import points_meant
 from assay.harness.errors import UsageError
-from assay.harness.policy import WIDEST_MARGIN
 from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:
     from assay.reports.document import Document
-
-
-def _fraction(margin: float) -> float:
-    if not 0 < margin <= WIDEST_MARGIN:
-        raise UsageError(
-            f"--margin is {margin:g}.",
-            f"more than 0 and at most {WIDEST_MARGIN:g}, as a fraction",
-            points_meant("--margin", margin) or "give another value, or leave it out",
-        )
-    return margin
 
 
 @app.command()
@@ -39,9 +27,7 @@ def compare(
     ],
     margin: Annotated[
         float,
-        typer.Option(
-            help="Largest loss of the mean score that still passes, as a fraction; at most 0.1.", callback=_fraction
-        ),
+        typer.Option(help="Largest loss of the mean score that still passes, as a fraction; at most 0.1."),
     ] = 0.02,
     metric: Annotated[
         str, typer.Option(help="Score that counts, where a tool writes several: exact_match,strict-match for lm-eval.")

@@ -336,6 +336,22 @@ class Report(Judgement):
     failure: FailureResult | None = Field(None, description="the failure that ended the run early, or null")
 
     @property
+    def _about(self) -> str:
+        return f"{self.candidate.backend} against {self.reference.backend}, run {self.run_id}"
+
+    @classmethod
+    def load(cls, run: str | Path) -> Report:
+        """Read the report of a run from its folder, or a ``report.json``. Nothing is judged again.
+
+        Raises:
+            UsageError: there is no such folder, or it is not a run.
+            EvidenceError: the run has no report, or one that cannot be read.
+        """
+        from assay.harness.judge.history import report_of
+
+        return report_of(Path(run))
+
+    @property
     def asked(self) -> list[str]:
         """The suites that the run was asked for, or that have a part of their own."""
         timed = ["latency"] if self.latency is not None else []
