@@ -189,12 +189,16 @@ def _kernels(traced: PassKernels) -> Section:
 def _environment(report: Report) -> Section:
     environment = report.environment
     rows = [
-        tuple(Cell(text, code=True) for text in (name, *values))
-        for name, values in environment.argument_differences.items()
+        (Cell(name, code=True), Cell(values[0], code=True), Cell(values[1], code=True), why)
+        for why, differing in (
+            ("nobody asked for it", environment.argument_differences),
+            ("follows from the treatment", environment.derived_arguments),
+        )
+        for name, values in differing.items()
     ]
-    title = "Server arguments that differ besides the backend"
-    differ = Table(("Argument", "Reference", "Candidate"), rows, title)
-    none = Line("The servers' arguments differ in nothing but the backend.", "quiet")
+    title = "Server arguments that differ besides the treatment"
+    differ = Table(("Argument", "Reference", "Candidate", "Why"), rows, title)
+    none = Line("The servers' arguments differ in nothing but the treatment.", "quiet")
     names = ("device", "hardware", "python", "git", "model", "model_hash")
     facts = [(name.replace("_", " ").capitalize(), getattr(environment, name) or summary.NOTHING) for name in names]
     launched = [

@@ -97,7 +97,10 @@ class Environment(Part):
     model: str
     model_hash: str = Field(description="SHA-256 over the model folder's weights and tokenizer")
     argument_differences: dict[str, tuple[str, str]] = Field(
-        description="server arguments that differ between the roles beyond the backend: (reference, candidate)"
+        description="server arguments that differ between the roles beyond the treatment: (reference, candidate)"
+    )
+    derived_arguments: dict[str, tuple[str, str]] = Field(
+        {}, description="those that differ as the engine derives them from the treatment: (reference, candidate)"
     )
 
 
