@@ -21,13 +21,13 @@ _DIVERGENCES = 60
 
 
 def suite_section(anchor: str, suite: SuiteResult) -> Section:
-    """Build the section of a suite, folded if it passed."""
+    """Build the section of a suite: why it has its verdict, and folded below that its numbers and answers."""
     badge: list[str | Cell] = [" ", Cell("synthetic questions", "badge")] if suite.synthetic else []
     title, sign = suite_title(suite), Cell(suite.verdict, suite.verdict, sign=suite.verdict)
     blocks: list[Block] = [Section("", list(map(_metric, suite.metrics)), style="cards")] if suite.metrics else []
     blocks += [*_answers(suite), *_conditions(suite), *_flips(suite), *_logits(suite.logits), *_divergences(suite)]
     return Section(
-        (sign, f" {title}", *badge), blocks, anchor, detail=True, folded=suite.verdict == "pass", lead=say(*suite.why),
+        (sign, f" {title}", *badge), [Section("", blocks, detail=True)], anchor, folded=True, lead=say(*suite.why),
         short=one_line(title, 40), sign=suite.verdict, style="suite",
     )  # fmt: skip
 
