@@ -13,7 +13,7 @@ from pydantic import Field, computed_field, model_validator
 
 from assay.harness.errors import ExitCode
 from assay.harness.picture import Picture
-from assay.harness.schema import Part
+from assay.harness.schema import Part, page_in_notebook
 from assay.harness.statement import Statement, Worded
 from assay.harness.text import one_line
 
@@ -101,6 +101,16 @@ class Decided(Part):
     def _without_exit_code(cls, data: Any) -> Any:
         """Drop the exit code of a document that was read: it is computed."""
         return {key: value for key, value in data.items() if key != "exit_code"} if isinstance(data, dict) else data
+
+    _repr_html_ = page_in_notebook
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.verdict}{f': {self._about}' if self._about else ''}>"
+
+    @property
+    def _about(self) -> str:
+        """Say for `repr` of what this is the result."""
+        return ""
 
 
 class Check(Worded):

@@ -146,7 +146,7 @@ def main_finding(report: Report) -> Finding | None:
 def layer_diff_lines(layers: LayersResult) -> list[str]:
     """The layer diff in a few sentences: the worst cell, the logits, what was not observed, what failed."""
     lines = [_truth_line(layers)] if layers.against_truth else []
-    what = "Worst difference from the reference" if layers.against_truth else "Worst own error"
+    what = "Worst difference from the reference" if layers.against_truth else "Worst error"
     for layer, head, where, error, bound in worst_cells(layers, 1):
         lines.append(
             f"{what}: layer {layer}, head {head}, {where}: {error_percent(error)}, {_multiple(error, bound)}. {_sources(layers)}"
@@ -167,7 +167,7 @@ def _truth_line(layers: LayersResult) -> str:
     gain = max(layers.against_truth, key=lambda row: excess(row.gain, row.gain_bound))
     cells = sum(row.cells for row in layers.against_truth)
     return (
-        f"Against the truth, in {cells:,} cells: worst own error in layer {worst.layer}, {worst.phase}: "
+        f"Against the truth, in {cells:,} cells: worst error in layer {worst.layer}, {worst.phase}: "
         f"{error_percent(worst.own)}, {_multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
         f"{gain.phase}: {error_percent(gain.gain)}, {_multiple(gain.gain, gain.gain_bound)}."
     )

@@ -54,7 +54,9 @@ from assay.harness.conditions import PHASES
 Size = Literal["small", "full"]
 Length = int | range
 """A number of tokens, or those of which each call draws one by its seed: a kernel may be wrong between the ends of blocks."""
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+# Other words for a dtype, as engines and PyTorch have them.
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 HEAD_DIMS = (64, 128)
 """Head dims of the core: those that a kernel claims unless it declares others."""
 OTHER_HEAD_DIMS = (80, 96, 192, 256)
@@ -526,10 +528,16 @@ def _as_mla(drawn: _Drawn) -> _Drawn:
     return replace(drawn, shape=shape, beyond=())
 
 
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """Return the name of a dtype, of whatever word there is for it: "bfloat16" for ``torch.bfloat16`` and "bf16"."""
+    word = str(dtype).removeprefix("torch.")
+    return _SHORT.get(word, word)
+
+
 def cases(
     phases: Sequence[str] = PHASES,
     device: str = "cpu",
-    dtypes: Sequence[torch.dtype] | None = None,
+    dtypes: Sequence[torch.dtype | str] | None = None,
     seed: int = 0,
     size: Size = "small",
     head_dims: Sequence[int] | None = None,
@@ -541,7 +549,7 @@ def cases(
     Args:
         phases: one or both of "extend" and "decode".
         device: device of the calls' tensors.
-        dtypes: of q, k and v; None for float16, bfloat16 and float32.
+        dtypes: of q, k and v, such as "float32"; None for float16, bfloat16 and float32.
         seed: seed of the data and of the rows. The same seed gives the same cases with the same data.
         size: "small" for interpreted kernels; "full" for a GPU, with more and longer sequences and more heads.
         head_dims: head dims of q and k; None for 64 and 128, and beyond the core for `OTHER_HEAD_DIMS`.
@@ -555,13 +563,15 @@ def cases(
         ValueError: no phase, dtype or head dim, or an unknown phase, size or model.
     """
     declared = declared or Declaration()
-    kinds = DTYPES if dtypes is None else tuple(dtypes)
+    names = [dtype_name(dtype) for dtype in (DTYPES if dtypes is None else dtypes)]
     dims = HEAD_DIMS if head_dims is None else tuple(head_dims)
-    if not phases or set(phases) - set(PHASES) or not kinds or not dims or size not in _PREFIXES:
+    known = set(phases) <= set(PHASES) and set(names) <= set(DTYPES) and size in _PREFIXES
+    if not (phases and names and dims and known):
         raise ValueError(
-            f"no matrix of phases {tuple(phases)}, dtypes {kinds}, head_dims {dims}, size {size!r}; expected at least "
-            f"one of each, phases from {PHASES} and a size from {tuple(_PREFIXES)}"
+            f"no matrix of phases {tuple(phases)}, dtypes {tuple(names)}, head_dims {dims}, size {size!r}; expected at least "
+            f"one of each, phases from {PHASES}, dtypes from {tuple(DTYPES)} and a size from {tuple(_PREFIXES)}"
         )
+    kinds = tuple(DTYPES[name] for name in names)
     models = (COMMON if size == "full" and head_dims is None else ()) if like is None else tuple(like)
     if unknown := set(models) - set(SHAPES):
         raise ValueError(f"no shape of {', '.join(sorted(unknown))}; expected one of {', '.join(SHAPES)}")

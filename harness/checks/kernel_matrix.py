@@ -14,17 +14,14 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused, default_device
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size, asked_by
+from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size, asked_by, dtype_name
 from assay.harness.attention.matrix import cases as cases_of
 from assay.harness.attention.model_shapes import ASKED_BY, SHAPES
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
 
-# Other words for a dtype, as engines and PyTorch have them.
-_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 T = TypeVar("T")
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 class MatrixOptions(TypedDict, total=False):
@@ -92,10 +89,10 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
     dtypes = _asked(declared.dtypes, options.get("dtypes"))
     head_dims = _asked(declared.head_dims, options.get("head_dims"))
     size, like = options.get("size", "small"), options.get("like")
-    words = [_dtype(dtype) for dtype in _asked(tuple(_DTYPES), dtypes)]
+    words = [dtype_name(dtype) for dtype in _asked(tuple(DTYPES), dtypes)]
     known: tuple[tuple[str, Sequence[str], Sequence[str] | Mapping[str, object]], ...] = (
         ("phase", asked, PHASES),
-        ("dtype", words, _DTYPES),
+        ("dtype", words, DTYPES),
         ("size", [size], ("small", "full")),
         ("model", like or (), SHAPES),
     )
@@ -106,7 +103,7 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
     return cases_of(
         tuple(asked),
         _checked_device(options.get("device")),
-        [_DTYPES[word] for word in words],
+        words,
         options.get("seed", 0),
         size,
         None if head_dims is None else tuple(head_dims),
@@ -119,7 +116,7 @@ def declined(declared: Declaration, options: MatrixOptions) -> tuple[str, ...]:
     """List what a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
     dtypes = declared.dtypes if options.get("dtypes") is None else None
     dims = declared.head_dims if options.get("head_dims") is None else None
-    lost = [dtype for dtype in _DTYPES if dtypes is not None and dtype not in dtypes]
+    lost = [dtype for dtype in DTYPES if dtypes is not None and dtype not in dtypes]
     left = [f"head_dim {dim}" for dim in HEAD_DIMS if dims is not None and dim not in dims]
     asks = [
         f"{value}, as {model} asks for"
@@ -186,8 +183,3 @@ def declared_with(declared: Declaration, noise: str | None) -> Declaration:
 
 def _asked(declared: T, asked: T | None) -> T:
     return declared if asked is None else asked
-
-
-def _dtype(dtype: torch.dtype | str) -> str:
-    word = str(dtype).removeprefix("torch.")
-    return _SHORT.get(word, word)

@@ -97,8 +97,8 @@ def refuse_flags_before(context: typer.Context) -> None:
         UsageError: a flag of the command was given, and a subcommand.
     """
     command, inner = context.info_name, context.invoked_subcommand
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = [flag(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    sources = {param.name: context.get_parameter_source(param.name) for param in context.command.params}
+    given = [flag(name) for name, source in sources.items() if name and source and source.name == "COMMANDLINE"]
     if given:
         raise UsageError(
             f"Before {inner}, {', '.join(given)} would apply to {command} itself.",

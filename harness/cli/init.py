@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from string import Template
@@ -16,7 +15,7 @@ import typer
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import Json, console, deliver, say
+from assay.harness.cli.output import console, deliver, say
 from assay.harness.config import SERVER_FLAGS, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
@@ -203,7 +202,6 @@ def _takes_a_call(node: ast.FunctionDef) -> bool:
 def doctor(
     flags: dict[str, Any],
     config: Config = None,
-    json: Json = False,
 ) -> None:
     """Examine this environment: what a run needs, what is here, and what to do about the rest."""
     interpret_without_gpu()
@@ -217,7 +215,7 @@ def doctor(
         render(_document(Examination(device=spec.device, examined=(shown,))), console)
         examined.append(shown)
     document = _document(Examination(device=spec.device, examined=tuple(examined)))
-    raise typer.Exit(deliver(replace(document, body=()), json))
+    raise typer.Exit(deliver(document, shown=True))
 
 
 _SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, as_given
-from assay.harness.cli.output import Html, Json, Junit, console, deliver, detail, errors, progress, report_error, say
+from assay.harness.cli.output import console, deliver, detail, errors, progress, report_error, say
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.extras import require
 from assay.harness.text import did_you_mean
 from assay.worker import Event
 
@@ -31,7 +30,7 @@ def check(
     ] = "small",
     device: Annotated[str | None, typer.Option(help="Device to run on; by default a GPU, if there is one.")] = None,
     phase: Annotated[
-        list[str] | None, typer.Option(help="extend or decode; by default those that the kernel declares.")
+        list[str] | None, typer.Option(help="extend (prefill) or decode; by default those that the kernel declares.")
     ] = None,
     dtype: Annotated[
         list[str] | None,
@@ -60,13 +59,8 @@ def check(
         ),
     ] = None,
     read_out: _ReadOut = 30.0,
-    html: Html = None,
-    junit: Junit = None,
-    json: Json = False,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
-    if junit:
-        require("reports", "assay check --junit")
     from assay.harness.checks.jobs import check as run
     from assay.harness.checks.jobs import ended_early
     from assay.harness.progress import ProgressDisplay
@@ -90,7 +84,7 @@ def check(
         )  # fmt: skip
     if result.not_run:
         report_error(ended_early(result.not_run, "what it had found is below"))
-    raise typer.Exit(deliver(check_document(result, detail.verbose), json, html, junit))
+    raise typer.Exit(deliver(check_document(result, detail.verbose)))
 
 
 def _words(given: list[str] | None) -> list[str] | None:
@@ -116,7 +110,6 @@ def replay(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay run`.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
     read_out: _ReadOut = 30.0,
-    json: Json = False,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.checks.jobs import ended_early
@@ -132,7 +125,7 @@ def replay(
         result = run(pack, candidate, read_out=read_out, on_event=show)
     if result.not_run:
         report_error(ended_early(result.not_run, "what it had found is below"))
-    raise typer.Exit(deliver(check_document(result), json))
+    raise typer.Exit(deliver(check_document(result)))
 
 
 @app.command()

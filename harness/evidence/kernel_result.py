@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, computed_field, field_validator, model_validator
 
-from assay.harness.errors import ExitCode
+from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile, RunRecord
-from assay.harness.schema import RULE, Part
+from assay.harness.schema import RULE, Part, page_in_notebook
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict, serious
+from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Value = float | str
 
@@ -81,6 +83,18 @@ class CaseWhy(Part):
 
     case: str
     why: str
+
+
+class MeasuredCall(Part):
+    """A call that was computed, with the error of its worst head: relative L1, by position."""
+
+    case: str
+    condition: dict[str, str] = Field(description="by axis, the value of the call")
+    error: float | None = Field(description="null if it is not finite")
+    bound: float = Field(description="the largest error that rounding, or the declared quantisation, explains")
+    wrong: bool
+
+    _finite = field_validator("error")(lambda value: value if value is None or math.isfinite(value) else None)
 
 
 class Met(Part):
@@ -177,6 +191,9 @@ class KernelResult(Part, RunRecord):
     excluded: tuple[CaseWhy, ...] = Field((), description="cases that its declaration excludes")
     left_out: int = Field(0, description="cases that were not run, as the kernel was clearly wrong before")
     coverage: Coverage = Coverage()
+    measured: tuple[MeasuredCall, ...] = Field(
+        (), description="the calls that it computed, with error and bound of each"
+    )
     # On recorded calls.
     pack: str = Field("", description="hash of the pack, as `assay.harness.evidence.pack.hash_pack` computes it")
     examined: tuple[str, ...] = Field((), description="hashes of the files of the examined calls")
@@ -230,14 +247,22 @@ class KernelResult(Part, RunRecord):
     def __repr__(self) -> str:
         return f"<KernelResult {self.verdict}: {self.summary()}>"
 
-    def _repr_html_(self) -> str:
-        """Format the verdict as a notebook shows it: the summary, and what is wrong."""
-        wrong = [
-            f"<li>{escape(' '.join(filter(None, [finding.sentence, finding.observed])))}</li>"
-            for finding in serious(self.findings)
-        ]
-        listed = f"<ul>{''.join(wrong)}</ul>" if wrong else ""
-        return f"<p><strong>{self.verdict}</strong>: {escape(self.summary())}</p>{listed}"
+    _repr_html_ = page_in_notebook
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas DataFrame of the measured calls: a row for each, with its condition, error and bound.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise UsageError(
+                "to_frame() needs pandas, which is not installed.", "pandas", "pip install pandas"
+            ) from None
+        rows = [call.model_dump() for call in self.measured]
+        return DataFrame([{"case": row.pop("case"), **row.pop("condition"), **row} for row in rows])
 
     def summary(self) -> str:
         """Summarise in a sentence: what the kernel does wrong if known, how many calls are wrong, and the worst own error."""
@@ -264,7 +289,7 @@ class KernelResult(Part, RunRecord):
         if self.worst_own is None:
             return f"{verdict}; an output is not finite"
         times = f"{two_digits(self.worst)} times its bound of {percent(self.worst_bound)}"
-        return f"{verdict}; worst own error {percent(self.worst_own)}, {times}"
+        return f"{verdict}; worst error {percent(self.worst_own)}, {times}"
 
 
 MATRIX = RunFile("matrix.json", KernelResult)

@@ -173,3 +173,7 @@ class Comparison(Decided, Worded):
     tensors: ComparedTensors | None = None
     trace: ComparedTraces | None = None
     reproduce: str = ""
+
+    @property
+    def _about(self) -> str:
+        return f"{self.a.path} and {self.b.path}"

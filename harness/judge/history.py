@@ -39,7 +39,7 @@ class RunLine(Part):
     suites: dict[str, Verdict] = Field({}, description="verdict by id of the suite")
     worst: OwnError = Field(
         None,
-        description="own error nearest to its bound or farthest beyond it, as a multiple of the bound; null: none observed",
+        description="error nearest to its bound or farthest beyond it, as a multiple of the bound; null: not observed",
     )
     seconds: float = 0.0
     problem: str = Field("", description="why there is no verdict here; empty if there is one")

@@ -86,7 +86,7 @@ class _Arms:
             switched - set(manifest.features)
         ):
             raise EvidenceError(
-                f"{folder.path} has an arm with {unknown[0]}, which is no feature of it.",
+                f"{folder.path} has a variant with {unknown[0]}, which is not one of its features.",
                 f"some of {', '.join(every)}",
                 "judge it with the version of assay that wrote it, or run it again",
             )

@@ -37,18 +37,18 @@ class FeatureRow(Part):
 
     id: str
     title: str
-    arms: int = Field(description="arms in which it was shown to be on")
+    arms: int = Field(description="variants in which it was shown to be on")
     seen: str = Field(description="what showed that it was on, in the first of them")
-    not_covered: str = Field("", description="why no arm was to have it; empty if one was")
+    not_covered: str = Field("", description="why no variant was planned with it; empty if one was")
 
 
 class PairCell(Part):
-    """Two features that were on together, or a feature in any arm; the best verdict of an arm that had both."""
+    """Two features that were on together, or a feature in any variant; the best verdict of a variant that had both."""
 
     first: str
     other: str
-    verdict: Verdict | None = Field(description="null where no arm had both")
-    kl: float | None = Field(description="the smallest mean divergence of an arm that had both, in nats")
+    verdict: Verdict | None = Field(description="null where no variant had both")
+    kl: float | None = Field(description="the smallest mean divergence of a variant that had both, in nats")
 
 
 class PartingRow(Part):
@@ -84,7 +84,7 @@ class InvarianceResult(Judgement):
     hardware: str
     git: str
     packages: dict[str, str]
-    seconds: float = Field(description="of all arms, servers included")
+    seconds: float = Field(description="of all variants, servers included")
     servers: int
     probes: int
     floor_kl: float = Field(

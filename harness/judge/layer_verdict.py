@@ -162,7 +162,7 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
     against, errors = evidence.against, evidence.errors
     shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
-        shown.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", _WORST_CELL, rest, errors))
+        shown.append(_finding(OUT_OF_BOUNDS, "error beyond rounding", _WORST_CELL, rest, errors))
     if not against.cells.flagged.any():  # else the error of cells explains those of queries, and the gain
         if (queries := _unnamed(evidence, against.queries)).flagged.any():
             shown.append(_finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", _WORST_QUERY, queries, errors))

@@ -150,7 +150,7 @@ class SuiteResult(SuiteVerdict):
 
 
 class ErrorGrid(Part):
-    """Own errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
+    """Errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
 
     id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
@@ -161,7 +161,7 @@ class ErrorGrid(Part):
         description='relative L1, rows x columns; null: not observed; "not finite": an output is not'
     )
     bounds: tuple[FiniteFloat | None, ...] = Field(
-        description="of each row: the relative L1 that noise explains; what is above is out of bounds; null: not known"
+        description="of each row: the relative L1 that rounding explains, above which a cell is out of bounds; null: not known"
     )
 
     @model_validator(mode="after")
@@ -186,11 +186,11 @@ class DepthRow(Part):
     own: OwnError = Field(description="worst finest cell: the candidate on the reference's own q, k and v")
     whole: OwnError = Field(
         None,
-        description="own error of the layer's whole output against the reference's: with `inherited` it makes up `total`",
+        description="error of the layer's whole output against the reference's: with `inherited` it makes up `total`",
     )
     total: OwnError = Field(None, description="the layer's output in a free-running candidate against the reference's")
     inherited: OwnError = Field(None, description="the part of the total error that comes from the layers before")
-    bound: FiniteFloat | None = Field(None, description="the own error that noise explains")
+    bound: FiniteFloat | None = Field(None, description="the error that rounding explains")
     out_of_bounds: bool = Field(description="whether the layer is a source of error")
 
 
@@ -200,12 +200,10 @@ class TruthRow(Part):
     layer: int
     phase: str
     cells: int = Field(description="cells (head, condition) that were compared")
-    own: OwnError = Field(
-        description="own error, relative L1, of the cell that is nearest to its bound or farthest beyond it"
-    )
-    bound: FiniteFloat | None = Field(description="the own error that noise explains in that cell")
+    own: OwnError = Field(description="relative L1 of the cell that is nearest to its bound or farthest beyond it")
+    bound: FiniteFloat | None = Field(description="the error that rounding explains in that cell")
     gain: OwnError = Field(description="slope of the output on the truth, minus 1, over all heads; without its sign")
-    gain_bound: FiniteFloat | None = Field(description="the gain that noise explains")
+    gain_bound: FiniteFloat | None = Field(description="the gain that rounding explains")
     reference_own: OwnError = Field(description="as `own`, of the reference")
     reference_bound: FiniteFloat | None
     out_of_bounds: bool = Field(description="whether any cell, or the gain of any head, is out of bounds")
@@ -227,7 +225,7 @@ class WorstCall(Part):
 
 
 class LayersResult(Part):
-    """The layer diff: own errors of every layer."""
+    """The layer diff: errors of every layer on the reference's inputs."""
 
     reference: str
     candidate: str
@@ -235,7 +233,7 @@ class LayersResult(Part):
     layers: int
     heads: int
     passes: int = Field(description="forward passes in which the candidate ran as a shadow of the reference")
-    sources: tuple[int, ...] = Field(description="layers whose own error is out of bounds")
+    sources: tuple[int, ...] = Field(description="layers whose error is out of bounds")
     grids: tuple[ErrorGrid, ...]
     depth: tuple[DepthRow, ...]
     worst: tuple[WorstCall, ...]
@@ -253,7 +251,7 @@ class EnvelopeRow(Part):
     title: str
     label: str = Field(description='bucket or kind, such as "129-512"')
     calls: int = Field(description="compared calls, of the layer that has the fewest")
-    wanted: bool = Field(description="whether the policy's envelope wants such a call")
+    wanted: bool = Field(description="whether the policy requires such a call")
 
 
 class EnvelopeResult(Part):
@@ -266,7 +264,7 @@ class EnvelopeResult(Part):
         description="what compared calls asked for beyond plain attention, and what changed an output in each layer that asked",
     )
     unfelt: dict[str, tuple[str, ...]] = Field(
-        {}, description="what changed no output of some layer by more than noise -> the phases"
+        {}, description="features that changed no output of some layer by more than rounding -> the phases"
     )
     limits: EngineLimits
     compared: dict[str, dict[str, Ranges]] = Field(
@@ -282,9 +280,7 @@ class EnvelopeResult(Part):
     served_reached: dict[str, dict[str, int]] = Field(
         default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
     )
-    gaps: tuple[Statement, ...] = Field(
-        (), description="lengths of the policy's envelope that some layer did not compare"
-    )
+    gaps: tuple[Statement, ...] = Field((), description="required lengths that some layer did not compare")
     rows: tuple[EnvelopeRow, ...]
 
     def calls(self, phase: str, condition: str, label: str) -> int:
@@ -340,6 +336,22 @@ class Report(Judgement):
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )
     failure: FailureResult | None = Field(None, description="what ended the run early; null if nothing did")
+
+    @property
+    def _about(self) -> str:
+        return f"{self.candidate.backend} against {self.reference.backend}, run {self.run_id}"
+
+    @classmethod
+    def load(cls, run: str | Path) -> Report:
+        """Read the report of a run from its folder, or a ``report.json``. Nothing is judged again.
+
+        Raises:
+            UsageError: there is no such folder, or it is not a run.
+            EvidenceError: the run has no report, or one that cannot be read.
+        """
+        from assay.harness.judge.history import report_of
+
+        return report_of(Path(run))
 
     @property
     def asked(self) -> list[str]:

@@ -194,7 +194,7 @@ SENTENCES: Templates = {
     ),
     "served-otherwise": Found(
         "of what they served (A the reference, B the candidate), {said:parts}",
-        "run again so that only the treatment differs; see assay compare of both",
+        "run again so that the servers differ only as intended; see assay compare of both",
     ),
     "prefill-calls": "layer {layer}{cached_prefix:if  with a cached prefix|}: {calls:,} calls in {passes:,} passes",
     "answers-parsed": Found(

@@ -74,7 +74,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
 def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
     result = decoded(rounded_oracle)
     assert result.summary().startswith(
-        f"assay.harness.attention.bugs.faults:rounded_oracle is correct on all {decode_calls()} calls; worst own error"
+        f"assay.harness.attention.bugs.faults:rounded_oracle is correct on all {decode_calls()} calls; worst error"
     )
     assert "times its bound" in result.summary()
     said = " ".join(printed(result).split())

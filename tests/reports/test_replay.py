@@ -50,7 +50,7 @@ def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worst", "says"), [(7.0, "worst own error 700 %, 7 times its bound of 100 %"), (float("inf"), "an output is not finite")]
+    ("worst", "says"), [(7.0, "worst error 700 %, 7 times its bound of 100 %"), (float("inf"), "an output is not finite")]
 )
 def test_what_the_kernel_does_is_the_conclusion(worst: float, says: str) -> None:
     wrong = finding("serious").model_copy(update={"does": "applies no causal mask"})
