@@ -90,11 +90,15 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _unbroken(text: str) -> Markup:
-    """Text as HTML whose lines break at good places: not between a number and its sign, and in a long name after its parts."""
-    joined = re.sub(r"(?<=\d) (?=%|×|(?:s|ms|min|[kMG]i?B|nats)\b)", _NO_BREAK, visible(text))
-    joined = re.sub(r"(?<=\d) (?:->|→) (?=\d)", f"{_NO_BREAK}→{_NO_BREAK}", joined)
-    parts = re.split(r"(\S{24,})", joined)
+def _unbroken(text: str) -> str:
+    """Text in which a number stays on one line with its sign or unit, and with the number that it became."""
+    joined = re.sub(r"(?<=\d) (?=%|×|(?:s|ms|min|[kMG]i?B|nats)\b)", _NO_BREAK, text)
+    return re.sub(r"(?<=\d) (?:->|→) (?=\d)", f"{_NO_BREAK}→{_NO_BREAK}", joined)
+
+
+def _breaking(text: str) -> Markup:
+    """Text as HTML in which a long name is broken after its parts."""
+    parts = re.split(r"(\S{24,})", _unbroken(visible(text)))
     names = (Markup("<wbr>").join(map(escape, re.split(r"(?<=[._/:=(,])(?=\S)", name))) for name in parts[1::2])
     return Markup("").join(part for pair in zip_longest(map(escape, parts[::2]), names, fillvalue="") for part in pair)
 
@@ -176,6 +180,7 @@ _ENVIRONMENT.filters |= {
     "line": one_line,
     "counted": counted,
     "unbroken": _unbroken,
+    "breaking": _breaking,
     "code": _code,
     "when": summary.when,
     "panels": operator_picture.panels,

@@ -37,6 +37,7 @@ from assay.reports.wording.servers import counted_calls, traced_kernels
 from assay.reports.wording.verdict import headline
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
+_SUITES = 12  # that a terminal and Markdown show
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")
 
 
@@ -75,7 +76,7 @@ def _body(report: Report) -> list[Block]:
     further = [finding for finding in report.findings if finding is not cause]
     title = "Cause" if report.verdict == "regression" else "Finding"
     undecided = report.verdict == "inconclusive" and report.failure is None
-    table = Table(_COLUMNS, _rows(report.suites), numbers=(4, 5), style="cards", most=12)
+    table = Table(_COLUMNS, _rows(report.suites), numbers=(4, 5), style="cards", most=_SUITES)
     return [
         *([_checks(report, undecided)] if undecided else []),
         Section(title, [Findings([cause], "brief")] if cause else [], "cause"),
@@ -83,7 +84,10 @@ def _body(report: Report) -> list[Block]:
         _steps(report),
         Section("Suites", [table] if report.suites else [], "suites"),
         Section("Further findings", [Findings(further, "folded")] if further else [], "findings", short="Findings"),
-        *(suite_section(f"suite-{number}", suite) for number, suite in enumerate(report.suites, 1)),
+        *(
+            suite_section(number, suite, number > _SUITES or report.failure is not None)
+            for number, suite in enumerate(report.suites, 1)
+        ),
         *([layer_diff_section(report.layers)] if report.layers else []),
         *([latency_section(report.latency)] if report.latency else []),
         Section("What this verdict covers", _envelope(report), "envelope", short="Covers"),
@@ -134,11 +138,8 @@ def _envelope(report: Report) -> list[Block]:
     ]
     note = "Those of the layer that has the fewest."
     table = Table(("Phase", "Condition", "Bucket", "Compared calls"), rows, "", note, numbers=(3,), style="envelope")
-    inside = [Line(uncovered, "quiet"), Section("", [table], detail=True)]
-    return [
-        *map(Line, covered),
-        Section("What it does not cover, and compared calls by condition", inside, folded=True),
-    ]
+    fold = Section("Compared calls by condition", [table], detail=True, folded=True)
+    return [*map(Line, covered), Line(uncovered, "quiet after"), fold]
 
 
 def _checks(report: Report, undecided: bool = False) -> Section:

@@ -88,6 +88,7 @@ def test_filter(visit: Any, examples: ModuleType) -> None:
         chrome.find_element("css selector", f"select[data-by={by}] option[value='{value}']").click()
 
     chrome.execute_script("for (const o of document.querySelectorAll('.filter option:not([value])')) o.value = o.text")
+    chrome.execute_script("document.querySelector('.suite details').open = true")
     total = shown()
     assert total == 256
     choose("direction", "gained")
@@ -113,6 +114,7 @@ def test_everything_is_readable_without_scripts(
     assert chrome.find_elements("css selector", ".command button") == []
     assert not chrome.find_element("css selector", ".filter").is_displayed()
     assert chrome.find_element("id", "verdict").is_displayed()
+    chrome.find_element("css selector", ".suite summary").click()
     flip = chrome.find_element("css selector", ".flips .flip")
     answer = flip.find_element("css selector", "pre")
     assert not answer.is_displayed()

@@ -50,7 +50,7 @@ def shaped(request: pytest.FixtureRequest, chrome: Any, screenshot: Any, prefers
 @pytest.mark.few(20)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_is_readable(kind: str, shaped: int, chrome: Any, screenshot: Any, files: dict[str, Path]) -> None:
-    """No script error, no request, contrast by WCAG 2.2 AA, no scrolling sideways, and no word or label that is broken or overprinted."""
+    """No script error, contrast by WCAG 2.2 AA, no scrolling sideways, and no word or label is broken or overprinted."""
     chrome.get_log("browser")
     screenshot.open_page(chrome, files[kind])
     height = chrome.execute_script("return document.documentElement.scrollHeight")

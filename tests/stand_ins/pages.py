@@ -172,8 +172,8 @@ def _sweep() -> SweepResult:
         cell("93ac00d1", {"candidate": "flashinfer", "model": other}, None),
     )
     return SweepResult(
-        verdict="regression", command="assay sweep sweep.toml", folder="runs/sweep-1", created="2026-01-01T00:00:00Z", seconds=840.0,
-        axes=axes, interrupted=True, cells=cells,
+        verdict="regression", command="assay sweep sweep.toml", folder="runs/sweep-1", created="2026-01-01T00:00:00Z",
+        seconds=840.0, axes=axes, interrupted=True, cells=cells,
     )  # fmt: skip
 
 
