@@ -1,4 +1,4 @@
-"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a last line with the verdict."""
+"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a result below its answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ errors = Console(stderr=True)
 # What a command prints besides its result; ``--quiet`` silences `console`.
 detail = SimpleNamespace(verbose=False)
 # Seconds between two lines of progress where the output is no terminal.
-_LINES_S, _VERBOSE_LINES_S = 10.0, 1.0
+_LINES_S, _VERBOSE_LINES_S = 30.0, 1.0
 
 
 def say(text: str) -> None:
@@ -101,43 +101,66 @@ Html = Annotated[Path | None, typer.Option(help="A file for the result as an HTM
 Junit = Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.", callback=new_file)]
 """Options of the commands that write a page, or JUnit, on request."""
 
+All = Annotated[bool, typer.Option("--all", help="Print all that there is to say, not only the first screen.")]
+"""An option of the commands whose first screen says less than their page."""
+
 
 def print_json(document: str) -> None:
     """Print a result as JSON, as it is."""
     sys.stdout.write(document.rstrip("\n") + "\n")
 
 
-def deliver(document: Document, json: bool = False, html: Path | None = None, junit: Path | None = None) -> int:
-    """Print a document, with ``--json`` its result, last its conclusion; write what was asked for. Return the exit code."""
+def deliver(
+    document: Document,
+    json: bool = False,
+    html: Path | None = None,
+    junit: Path | None = None,
+    everything: bool = False,
+) -> int:
+    """Print a document, the answer first; with ``--json`` its result; write what was asked for. Return the exit code.
+
+    Args:
+        document: what is shown.
+        json: whether its result is printed.
+        html: where its page is written.
+        junit: where its JUnit is written.
+        everything: whether its whole body is printed instead of the first screen.
+    """
     from assay.reports.terminal import render
 
-    render(document, console)
+    render(document, console, everything)
     if json and document.result is not None:
         print_json(document.json(document.result))
     if junit:
         from assay.reports.junit import to_junit
 
         write_whole(junit, to_junit(document))
-        say(f"JUnit: {junit}")
+        file_row("JUnit", junit)
     if html:
         from assay.reports.page import to_html
 
         write_whole(html, to_html(document))
-        say(f"Report: {html}")
-    if document.conclusion and not console.quiet:
-        say(document.conclusion)
-    elif document.conclusion and not console.stderr:  # --quiet leaves the verdict
-        sys.stdout.write(document.conclusion + "\n")
+    if page := html or document.page:
+        file_row("Report", page)
+    if document.answer and console.quiet and not console.stderr:  # --quiet leaves the answer
+        sys.stdout.write(document.answer + "\n")
     return document.code
 
 
-def progress(on: Console = console) -> ProgressDisplay:
-    """Make a display of the command's progress; ``--quiet`` silences it."""
+def file_row(label: str, path: Path | str) -> None:
+    """Print a row that names a file which was written."""
+    from assay.reports.document import Row
+    from assay.reports.terminal import rows
+
+    rows(console, [Row(label, str(path))])
+
+
+def progress() -> ProgressDisplay:
+    """Make a display of the command's progress on standard error, whose output begins with its answer; ``--quiet`` silences it."""
     from assay.harness.progress import ProgressDisplay
 
-    return ProgressDisplay(
-        Console(quiet=True) if console.quiet else on, _VERBOSE_LINES_S if detail.verbose else _LINES_S
-    )
+    shown = Console(quiet=True) if console.quiet else errors
+    return ProgressDisplay(shown, _VERBOSE_LINES_S if detail.verbose else _LINES_S)
 
 
 _flags = typer.Typer(add_completion=False)

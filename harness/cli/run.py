@@ -11,7 +11,7 @@ import typer
 
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
-from assay.harness.cli.output import Html, Json, deliver, new_folder, print_json, progress, say
+from assay.harness.cli.output import All, Html, Json, deliver, new_folder, print_json, progress, say
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
@@ -80,7 +80,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
     return made
 
 
-def _show(made: Report, folder: Path, json: bool, interrupted: bool = False) -> None:
+def _show(made: Report, folder: Path, json: bool, interrupted: bool = False, everything: bool = False) -> None:
     """Write every report of a run, and show the verdict; of one that was interrupted just now, how it goes on."""
     from assay.harness.judge.history import PAGE
     from assay.reports.run_report import run_document
@@ -89,7 +89,7 @@ def _show(made: Report, folder: Path, json: bool, interrupted: bool = False) -> 
     with too_late():
         write_reports(made, folder)
         if not interrupted:
-            deliver(run_document(made, folder / PAGE), json)
+            deliver(run_document(made, folder / PAGE), json, everything=everything)
             return
     assert made.failure is not None
     say(f"Interrupted; there is no verdict. What was measured is in {folder}.")
@@ -134,6 +134,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    everything: All = False,
     json: Json = False,
 ) -> None:
     """Judge a run's evidence again, rewrite the report files in its folder, and show the report; show a report.json as it is."""
@@ -152,11 +153,12 @@ def report(
         from assay.harness.judge.build import build
 
         made = build(RunFolder(path))
-        _show(made, path, json)
+        _show(made, path, json, everything=everything)
         raise typer.Exit(made.exit_code)
     if path.is_file() and path.suffix != ".json":
         check_run(path)
-    raise typer.Exit(deliver(run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE), json))
+    document = run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE)
+    raise typer.Exit(deliver(document, json, everything=everything))
 
 
 @app.command()
