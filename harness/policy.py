@@ -46,7 +46,7 @@ class Policy(Settings):
     length_bound: float = Field(
         0.05, gt=0, description="largest change of the length of answers that passes, as a fraction; at most 0.5"
     )
-    require: tuple[SuiteName, ...] = Field((), description="suites without which there is no pass, separated by commas")
+    require: tuple[SuiteName, ...] = Field((), description="suites that a pass requires, separated by commas")
     bounds: dict[str, float] = Field(
         {},
         description="largest error (relative L1), by the noise that a kernel declares; exact for kernels that declare none",

@@ -173,11 +173,11 @@ class Finding(Part):
     only: str = Field(
         "", description='the condition outside of which it does not show, as it was tried; such as "head_dim is 128"'
     )
-    diagnosis: str = Field("", description="what is wrong; empty where `claim` states it")
+    diagnosis: str = Field("", description="the diagnosis, or empty where `claim` states it")
     does: str = Field(
         "",
-        description='what the kernel does and when, in words that follow its name, such as "applies a top-left causal mask once a '
-        'prefix is cached"; the diagnosis then states where; empty for findings that are no bug of a kernel',
+        description='the bug and its condition, as a predicate of the kernel, such as "applies a top-left causal mask once a '
+        'prefix is cached"; the diagnosis then states where. Empty for findings other than bugs',
     )
     evidence: tuple[str, ...] = ()
     reproduce: str

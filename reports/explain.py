@@ -45,7 +45,7 @@ _FINDINGS = (
         UNEXPLAINED,
         TITLES[UNEXPLAINED],
         "An output is out of its bound, and no known bug explains it to within rounding. Several bugs at once also look like this.",
-        "Read the line that begins with \"observed\", if there is one. Look at the axes: which values of which axis fail? Run the "
+        "Read the line that begins with \"observed\", if any. Look at the axes: which values of which axis fail? Run the "
         "test of the smallest failing call in a debugger.",
     ),
     _Advice(
@@ -53,7 +53,7 @@ _FINDINGS = (
         "another operator",
         "The kernel was asked what it computes, and the answer is exact: it is neither attention nor a known bug. The finding's "
         "sentence states what it is instead, and its picture shows it on the smallest telling call.",
-        "Compare the sentence with what the kernel is meant to compute. If it is meant, it is no attention backend for this model.",
+        "Compare the sentence with what the kernel is meant to compute. If it is, this is not an attention backend for this model.",
     ),
     _Advice(
         NONDETERMINISM,
@@ -155,7 +155,7 @@ _FINDINGS = (
         "accuracy",
         "loss of accuracy",
         "The candidate answers fewer questions right than the reference, by more than the margin. The finding names the condition "
-        "that separates right from wrong answers, if there is one.",
+        "that separates right from wrong answers, if any.",
         "Find the layer and the bug that cause it with assay run --suites layers; the suite \"layers\" of a run does the same.",
     ),
     _Advice(
@@ -198,7 +198,7 @@ def titles() -> dict[str, dict[str, str]]:
     known = {
         heading: {bug.id: bug.title for bug in FAMILY if bug.kind == kind} for kind, heading in KIND_TITLES.items()
     }
-    return known | {"Findings that are no known bug": {id: finding.title for id, finding in _OTHERS.items()}}
+    return known | {"Findings other than known bugs": {id: finding.title for id, finding in _OTHERS.items()}}
 
 
 def explanation(id: str) -> str:

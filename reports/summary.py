@@ -22,7 +22,6 @@ from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 from assay.reports.wording import verdict
 from assay.reports.wording.latency import TIMES, ratio_text
 from assay.reports.wording.lengths import nothing_compared
-from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, say
 
 NOTHING = "–"
@@ -127,22 +126,15 @@ def _multiple(error: OwnError, bound: float | None) -> str:
 
 
 def next_steps(report: Report) -> list[tuple[str, str]]:
-    """List what to do after a run, most important first: reproduce the cause, settle what is not known, repeat the run.
-
-    Each with the command that does it; empty where it is no command.
-    """
+    """List what to do after a run with the command that does it, most important first: reproduce the cause, repeat the run."""
     again = [("Repeat this run", report.reproduce)] if report.reproduce else []
     if report.verdict == "pass" or report.failure is not None:  # the remedy of a failure is below its headline
         return again
-    unmet = [said_check(check) for check in report.checks if check.status in ("failed", "missing")]
-    settle = [(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}", "") for check in unmet if check.settles][
-        :3
-    ]
     if report.verdict != "regression":
-        return [*settle, *again]
+        return again
     cause = main_finding(report)
     reproduce = [("Reproduce the cause, without a server", cause.reproduce)] if cause and cause.does else []
-    return [*reproduce, *settle, *([("Repair the kernel, and repeat this run", report.reproduce)] if again else [])]
+    return [*reproduce, *([("Repair the kernel, and repeat this run", report.reproduce)] if again else [])]
 
 
 def main_finding(report: Report) -> Finding | None:

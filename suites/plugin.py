@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--assay-device", default=None, dest="assay_matrix_device",
-        help="device for checks that name none; a GPU by default, if there is one",
+        help="device for checks that do not name one; by default a GPU, if any",
     )  # fmt: skip
 
     for role in ("reference", "candidate"):

@@ -250,7 +250,7 @@ def _task(
     if not made:
         why = f": its declaration excludes {', '.join(dict.fromkeys(why for _, why in left))}." if left else "."
         raise UsageError(
-            f"There is no case of {' or '.join(asked)} for {name}{why}",
+            f"The matrix has no case of {' or '.join(asked)} for {name}{why}",
             "at least one that its declaration does not exclude",
             "choose other cases or phases",
         )

@@ -149,8 +149,8 @@ def ended_early(how: str, so: str) -> AssayError:
 def interrupted(outcome: worker.Crashed) -> KernelResult:
     """Make the result of a check or a replay whose process the kernel ended.
 
-    If a result stood, its verdict stands. If not, the cases before the end count: the kernel is wrong if one of them is, and else
-    there is no verdict.
+    If a result stood, its verdict stands. If not, the cases before the end count: the kernel is wrong if one of them is, and has
+    no verdict otherwise.
 
     Raises:
         AssayError: it ended before anything was asked of the kernel; or it was a replay, and none of its calls counts by itself.

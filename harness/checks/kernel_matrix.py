@@ -1,4 +1,4 @@
-"""The calls of the op-level matrix that a kernel gets in a check: by its declaration, and by what was asked for."""
+"""The calls of the op-level matrix that a kernel gets in a check: by its declaration and by the options."""
 
 from __future__ import annotations
 
@@ -155,10 +155,10 @@ def _checked_device(device: str | None) -> str:
             f"The device is {device!r}.", "cpu or cuda, or cuda:N for one of several GPUs", "name one of these"
         )
     if device.startswith("cuda") and default_device() == "cpu":
-        raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
+        raise UsageError(f"The device is {device}, but no GPU was found.", "cpu", "omit the device")
     if device.startswith("cuda:") and int(device[5:]) >= (count := torch.cuda.device_count()):
         raise UsageError(
-            f"The device is {device}, but there are {count} GPUs.", f"cuda:0 to cuda:{count - 1}", "name one"
+            f"The device is {device}, but only {count} GPUs were found.", f"cuda:0 to cuda:{count - 1}", "name one"
         )
     return device
 

@@ -93,7 +93,7 @@ def _compare_fingerprints(a: Path, b: Path, allowed: list[str]) -> Document | No
 
     if unknown := [name for name in allowed if name.partition(".")[0] not in RANKS]:
         raise UsageError(
-            f"--allow={unknown[0]} is no part of a fingerprint.",
+            f"--allow={unknown[0]} is not a part of a fingerprint.",
             f"one of {', '.join(RANKS)}, or a name of one, as in arguments.page_size",
             did_you_mean(unknown[0], RANKS) or "take the name in brackets that a comparison prints",
         )

@@ -79,7 +79,7 @@ def _of_url(url: str, model: str) -> Fingerprint:
     from assay.harness.run.fingerprints import of_url
 
     if not (url.startswith(("http://", "https://")) and is_server_url(url)):
-        raise UsageError(f"{hide('', url)!r} is no URL of a server.", _USAGE, "see assay fingerprint --help")
+        raise UsageError(f"{hide('', url)!r} is not the URL of a server.", _USAGE, "see assay fingerprint --help")
     require("serve", "assay fingerprint URL")
     with progress() as display, display.waiting(f"asking {url}"):
         return of_url(url, "" if model == BUILTIN_MODEL else model, 60.0)

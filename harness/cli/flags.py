@@ -35,7 +35,7 @@ def existing(expected: str) -> Callable[[Path | None], Path | None]:
 
     def check(path: Path | None) -> Path | None:
         if path is not None and not path.exists():
-            raise UsageError(f"There is no {path}.", expected, "check the path")
+            raise UsageError(f"{path} does not exist.", expected, "check the path")
         if path is not None and not path.is_dir():
             raise UsageError(f"{path} is a file.", expected, "name the folder")
         return path

@@ -146,5 +146,5 @@ def explain(
         return
     if id not in known:
         hint = did_you_mean(id, [*known]) or "assay explain lists them"
-        raise UsageError(f"There is no known bug or finding {id!r}.", "the id of one", hint)
+        raise UsageError(f"{id!r} is not a known bug or finding.", "the id of one", hint)
     say(explanation(id))

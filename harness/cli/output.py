@@ -150,7 +150,7 @@ def _output(
     junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
     quiet: Annotated[
         bool,
-        typer.Option("-q", "--quiet", help="Print only the verdict, where there is one, and errors.", is_eager=True),
+        typer.Option("-q", "--quiet", help="Print only the verdict, if any, and errors.", is_eager=True),
     ] = False,
     verbose: Annotated[
         bool,

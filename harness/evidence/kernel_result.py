@@ -39,9 +39,7 @@ class Property(Part):
         "power of two",
         "no power of two",
     ]
-    values: tuple[Value, ...] = Field(
-        (), description="a limit, both ends of a range, what is listed, or a modulus with rests"
-    )
+    values: tuple[Value, ...] = Field((), description="a limit, both ends of a range, a list, or a modulus with rests")
 
 
 class Axis(Part):
@@ -60,8 +58,8 @@ class Tried(Part):
 
     fault: str = Field(
         "output",
-        description='what is wrong there: "output", "lse-wrong", "input-written", "outside" of the tensors, or how the contract is '
-        "broken, in words that follow the kernel's name",
+        description='the kind of error: "output", "lse-wrong", "input-written", "outside" of the tensors, or how the contract is '
+        "broken, as a predicate of the kernel",
     )
     rule: tuple[Property, ...]
     context: dict[str, Value] = Field({}, description="values of features to which the condition is limited")
@@ -71,7 +69,7 @@ class Tried(Part):
     right: int = Field(description="others on such calls: all were right")
     calls: int = Field(description="calls that the experiments took")
     part: tuple[Property, ...] = Field(
-        (), description="which queries, heads and dims of such a sequence are wrong; empty for all"
+        (), description="which queries, heads and dims of such a sequence are wrong, by default all"
     )
     rivals: tuple[tuple[Property, ...], ...] = Field(
         (), description="rules of other features that no call separates from it"
@@ -117,7 +115,7 @@ class Pairs(Met):
 
 
 def common(mets: Sequence[Met]) -> dict[str, tuple[int, int]]:
-    """Return the range of each count that all have; its first number is larger than its last where there is none."""
+    """Return the range of each count that all have; its first number is larger than its last if they share none."""
     return {
         count: (max(getattr(met, count)[0] for met in mets), min(getattr(met, count)[1] for met in mets))
         for count in Met.model_fields
@@ -138,8 +136,10 @@ class Reach(Part):
 class Gap(Part):
     """Calls that were not computed."""
 
-    what: str = Field(description="the values of axes that set them apart; empty if none do")
-    why: str = Field("", description="what the kernel or its environment said; empty for what its declaration excludes")
+    what: str = Field(description="the values of axes that set them apart, if any do")
+    why: str = Field(
+        "", description="the message of the kernel or its environment, or empty where its declaration excludes it"
+    )
     calls: int = Field(0, description="0 if the matrix has none")
     example: str = ""
 
@@ -149,7 +149,7 @@ class Coverage(Part):
 
     values: dict[str, tuple[str, ...]] = Field({}, description="by axis, the values that computed calls had")
     reach: dict[str, Reach] = Field({}, description="by phase, what calls had")
-    lses: int = Field(0, description="calls of which the log-sum-exps were compared")
+    lses: int = Field(0, description="calls whose log-sum-exps were compared")
     gaps: tuple[Gap, ...] = ()
     runs: int = Field(0, description="how many times the kernel ran")
     device: str = ""
@@ -165,25 +165,25 @@ class KernelResult(Part, RunRecord):
     calls: int = Field(0, description="calls that it computed or broke")
     worst_own: float | None = Field(
         None,
-        description="relative L1 of the cell and head that is worst relative to its bound; null if it is not finite, or, like "
+        description="relative L1 of the cell and head that is worst relative to its bound, or null if it is not finite, or, like "
         "`worst_bound`, if no call was computed",
     )
     worst_bound: float | None = None
-    findings: tuple[Finding, ...] = Field((), description="what is wrong, named where a hypothesis fits")
+    findings: tuple[Finding, ...] = Field((), description="bugs and other errors, named where a hypothesis fits")
     missing: tuple[str, ...] = Field((), description="requirements of a pass that were not tested")
-    not_run: str = Field("", description="why the kernel was not run, as when it ended its process; empty otherwise")
+    not_run: str = Field("", description="why the kernel was not run, as when it ended its process, else empty")
     smallest: str = Field(
-        "", description="the smallest failing call, and if it fails in a fresh process; empty if none fails"
+        "", description="the smallest failing call, and if it fails in a fresh process, or empty if all calls pass"
     )
-    test: str = Field("", description="source of a pytest file that failed in a fresh process; empty if none did")
-    again: str = Field("", description="a command that repeats this; empty for a kernel that no command can name")
+    test: str = Field("", description="source of a pytest file that failed in a fresh process, if any")
+    again: str = Field("", description="a command that repeats this, or empty for a kernel that commands cannot name")
     seconds: float = 0.0
     traceback: str = Field("", description="of the first exception that the kernel raised")
     # On the matrix.
     shapes: str = Field("", description="in a run, what the calls had in common")
     failing: tuple[str, ...] = Field((), description="names of the cases that are out of bounds or broken")
     tried: Tried | None = Field(
-        None, description="the condition under which it is wrong; null if none survived fresh calls"
+        None, description="the condition under which it is wrong, or null if none survived fresh calls"
     )
     axes: tuple[Axis, ...] = Field((), description="axes of the smallest failing call with values on which it is right")
     broken: tuple[CaseWhy, ...] = ()
@@ -201,7 +201,7 @@ class KernelResult(Part, RunRecord):
     with_prefix: int = Field(0, description="examined calls with a cached prefix")
     envelope: dict[str, str] = Field(
         {},
-        description="by phase that the kernel claims, what the pack's calls have; empty where it has none of the phase",
+        description="by phase that the kernel claims, ranges of the pack's calls, or empty without calls of the phase",
     )
     outside: tuple[tuple[int, str], ...] = Field(
         (), description="layers and phases with an examined call that is out of bounds"
@@ -216,7 +216,7 @@ class KernelResult(Part, RunRecord):
     @model_validator(mode="before")
     @classmethod
     def _without_verdict(cls, data: Any) -> Any:
-        """Drop what is computed from a document that was read."""
+        """Drop computed fields from a document that was read."""
         computed = ("verdict", "exit_code")
         return {key: value for key, value in data.items() if key not in computed} if isinstance(data, dict) else data
 
@@ -239,7 +239,7 @@ class KernelResult(Part, RunRecord):
 
     @property
     def worst(self) -> float:
-        """The largest own error as a multiple of its bound; 0 if no call was computed."""
+        """Return the largest error as a multiple of its bound, or 0 if no call was computed."""
         if self.worst_bound is None:
             return 0.0
         return math.inf if self.worst_own is None else self.worst_own / self.worst_bound
@@ -270,7 +270,7 @@ class KernelResult(Part, RunRecord):
         return self.extent(cause.does if cause else "")
 
     def extent(self, does: str = "") -> str:
-        """Write `summary` with other words for what the kernel does wrong; empty to leave them out."""
+        """Write `summary` with other words for the bug, or without it if `does` is empty."""
         if self.recorded:
             verdict = f"{self.kernel} {does}" if does else f"{self.kernel}, {len(self.findings)} findings"
             verdict += f"; {self.calls} of {self.recorded} recorded calls"
@@ -297,11 +297,11 @@ CAUSE = RunFile("cause.json", KernelResult)
 
 
 def foreign_cause(result: KernelResult, candidate: str, phases: Collection[str], pack: Path | None) -> str:
-    """Explain why a result does not belong to a candidate's recorded calls; empty if it does.
+    """Explain why a result does not belong to a candidate's recorded calls, or return an empty string.
 
     Args:
         phases: phases that it claims.
-        pack: the run's replay pack; None if it recorded none.
+        pack: the run's replay pack, or None if it recorded none.
 
     Raises:
         EvidenceError: the pack's manifest is damaged.

@@ -65,7 +65,7 @@ class ComparedTask(Part):
     p_mcnemar: float = Field(1.0, description="two-sided, exact; it decides nothing")
     p_inferior: float = 1.0
     p_regression: float = 1.0
-    differs: tuple[Statement, ...] = Field((), description="what makes it another question in B; it is then no pass")
+    differs: tuple[Statement, ...] = Field((), description="how it is another question in B, which then cannot pass")
     unpaired: tuple[Unpaired, ...] = ()
 
     @property

@@ -33,11 +33,11 @@ __all__ = [  # all parts of a report, wherever they are defined
 
 NOT_FINITE: Literal["not finite"] = "not finite"
 OwnError = FiniteFloat | Literal["not finite"] | None
-"""A relative L1 error in JSON: a number; `NOT_FINITE` where an output is not; null where nothing was observed, never zero."""
+"""A relative L1 error in JSON: a number, `NOT_FINITE` where an output is not, or null (never zero) where nothing was observed."""
 
 
 def out_of_bounds(error: OwnError, bound: float | None) -> bool:
-    """Return True if noise does not explain an error: what is not finite exceeds any bound, and without a bound nothing does."""
+    """Return True if rounding does not explain an error. Non-finite errors exceed any bound; without a bound none does."""
     if error is None or bound is None:
         return False
     return error == NOT_FINITE or error > bound
@@ -73,7 +73,7 @@ class KernelRow(Part):
         description="whether an attention call launched it; null: not known, as in a CUDA graph"
     )
     of: Literal["reference", "candidate", "both", ""] = Field(
-        description="the role whose backend is known to launch kernels of this name; empty for neither"
+        description="the role whose backend is known to launch kernels of this name, or empty"
     )
 
 
@@ -93,7 +93,7 @@ class Environment(Part):
     hardware: str
     python: str
     packages: dict[str, str]
-    git: str = Field(description="commit and whether the tree was clean; empty outside a repository")
+    git: str = Field(description="commit and whether the tree was clean, or empty outside a repository")
     model: str
     model_hash: str = Field(description="SHA-256 over the model folder's weights and tokenizer")
     argument_differences: dict[str, tuple[str, str]] = Field(
@@ -127,7 +127,7 @@ class DivergenceRow(TextDivergence):
 
 
 class SuiteResult(SuiteVerdict):
-    """A suite's verdict, and what it rests on."""
+    """A suite's verdict with its evidence."""
 
     synthetic: bool = Field(description="whether its questions are synthetic")
     metrics: tuple[Metric, ...] = ()
@@ -138,7 +138,7 @@ class SuiteResult(SuiteVerdict):
     logits: tuple[LogitsRow, ...] = ()
     decided_by: str | None = Field(
         None,
-        description="id of the metric that decided; empty if none did, for example because a finding did",
+        description="id of the metric that decided, or empty if none did, for example because a finding did",
     )
 
     @property
@@ -238,7 +238,7 @@ class LayersResult(Part):
     depth: tuple[DepthRow, ...]
     worst: tuple[WorstCall, ...]
     not_observed: tuple[Statement, ...] = Field(description='such as "phase-not-computed"')
-    pack: str = Field("", description="folder of the replay pack; empty for none")
+    pack: str = Field("", description="folder of the replay pack, if any")
     candidate_errors: tuple[Statement, ...] = Field((), description="calls that the candidate did not compute")
     against_truth: tuple[TruthRow, ...] = Field((), description="by phase and layer")
 
@@ -271,14 +271,14 @@ class EnvelopeResult(Part):
         description="phase -> condition, such as a length or the size of a batch -> its values in calls of the shadow"
     )
     served: dict[str, dict[str, Ranges]] = Field(
-        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+        default_factory=dict, description="the same of the candidate's own server, if it was compared"
     )
     served_in_graphs: bool = Field(False, description="whether its decode ran in CUDA graphs")
     reached: dict[str, dict[str, int]] = Field(
         description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
     )
     served_reached: dict[str, dict[str, int]] = Field(
-        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+        default_factory=dict, description="the same of the candidate's own server, if it was compared"
     )
     gaps: tuple[Statement, ...] = Field((), description="required lengths that some layer did not compare")
     rows: tuple[EnvelopeRow, ...]
@@ -318,24 +318,22 @@ class Report(Judgement):
     checks: tuple[Check, ...]
     suites: tuple[SuiteResult, ...]
     findings: tuple[Finding, ...]
-    causes: int = Field(
-        description="the number of findings, the first of them, that tell what is wrong with the kernel"
-    )
+    causes: int = Field(description="the number of leading findings that describe bugs of the kernel")
     left_out: tuple[str, ...] = Field((), description="suites of a whole run that were not requested")
     reproduce: str = Field(description="the command that repeats this run")
     treatment: dict[str, tuple[str, str]] = Field(
         description="what differs between the roles, as asked: (reference, candidate) by name of the setting"
     )
     layers: LayersResult | None = Field(None, description="null without a layer diff")
-    envelope: EnvelopeResult | None = Field(None, description="what the layer diff covers; null without one")
+    envelope: EnvelopeResult | None = Field(None, description="coverage of the layer diff, or null without one")
     sensitivity: SensitivityResult | None = Field(
-        None, description="what the suites saw of a seeded fault; null where none was seeded"
+        None, description="whether the suites saw a seeded fault, or null where none was seeded"
     )
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
     kernels: tuple[PassKernels, ...] = Field(
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )
-    failure: FailureResult | None = Field(None, description="what ended the run early; null if nothing did")
+    failure: FailureResult | None = Field(None, description="the failure that ended the run early, or null")
 
     @property
     def _about(self) -> str:

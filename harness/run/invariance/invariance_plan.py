@@ -116,7 +116,7 @@ def plan_invariance(
     for name in asked:
         if name not in every:
             raise UsageError(
-                f"--features: {name} is no feature.",
+                f"--features: {name} is not a feature.",
                 f"some of {', '.join(every)}",
                 did_you_mean(name, tuple(every)) or "name some of these, separated by commas",
             )
