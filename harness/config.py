@@ -79,8 +79,17 @@ class RunSpec(Settings):
         `model` and `engine_arg` are those of both sides. What is not given has the default of its device.
 
         Raises:
-            ValidationError: a name is unknown, or a value out of range.
+            UsageError: a name is unknown, or a value out of range.
         """
+        _refuse_unknown(given, set(FIELDS), "RunSpec.of: the setting")
+        try:
+            return cls._sorted(given)
+        except ValidationError as error:
+            raise _usage_error(error, Path(FILE), ()) from None
+
+    @classmethod
+    def _sorted(cls, given: dict[str, Any]) -> Self:
+        """Sort settings, and where each line of the policy came from, into the parts of a run."""
         device = given.get("device", "cpu")
         given = {**(defaults(device) if device in get_args(Device) else {}), **given}
         shared = {
@@ -204,7 +213,7 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
     sources = {name: f"{file or FILE}, [policy]" for name in POLICY if name in written}
     sources |= {name: flag(name) for name in POLICY if name in given}
     try:
-        return RunSpec.of(**{**written, **given}, given_by=sources)
+        return RunSpec._sorted({**written, **given, "given_by": sources})
     except ValidationError as error:
         raise _usage_error(error, file or Path(FILE), set(written) - set(given)) from None
 

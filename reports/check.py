@@ -372,7 +372,7 @@ def _suite(result: KernelResult) -> Suite:
         "calls": str(result.calls),
         "failing": str(len(result.failing)),
         "not covered": str(len(result.refused) + len(result.excluded) + result.left_out),
-        "worst own error as a multiple of its bound": worst,
+        "worst error as a multiple of its bound": worst,
         "findings": " ".join(finding.id for finding in result.findings),
         "reproduce": result.again,
     }

@@ -337,6 +337,15 @@ def blocks_of(blocks: Sequence[Block]) -> Iterator[Block]:
             yield from blocks_of(block.blocks)
 
 
+def checks_blocks(checks: Sequence[Check]) -> list[Block]:
+    """The requirements that are not met, and below them, folded, those that are."""
+    met, unmet = ([check for check in checks if (check.status == "ok") == ok] for ok in (True, False))
+    title = f"{len(met)} {'check is' if len(met) == 1 else 'checks are'} ok"
+    blocks: list[Block] = [Checks(unmet)] if unmet else []
+    blocks += [Section(title, [Checks(met)], detail=True, folded=True)] if met else []
+    return blocks or [Line("Nothing was checked.", "empty")]
+
+
 def code_lines(code: Code) -> list[str]:
     """The lines of code that a terminal and Markdown show: the last so many, below how many are left out."""
     lines = code.text.rstrip("\n").split("\n")

@@ -114,7 +114,7 @@ def _section(section: doc.Section) -> list[str]:
     inner = [*([_escape(section.lead, 700), ""] if section.lead else []), *_lines(section.blocks)]
     if not inner or not section.title:
         return inner
-    if section.folded:
+    if section.folded and any(map(_block, section.blocks)):
         return [f"<details><summary>{_words(section.title)}</summary>", "", *inner, "</details>", ""]
     return [f"**{_words(section.title)}**", "", *inner]
 

@@ -18,18 +18,17 @@ from assay.reports.document import (
     Block,
     CaseResult,
     Cell,
-    Checks,
     Code,
     Document,
     Facts,
     Findings,
-    Items,
     Line,
     Row,
     Section,
     Suite,
     Table,
     Words,
+    checks_blocks,
 )
 from assay.reports.json_report import to_json
 from assay.reports.layer_section import layer_diff_section
@@ -42,7 +41,6 @@ from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, said_finding, say
 from assay.reports.wording.servers import counted_calls, traced_kernels
 from assay.reports.wording.verdict import headline
-from assay.reports.wording.verdict import reasons as reasons_of
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
 _MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
@@ -50,6 +48,7 @@ _LABELS = {
     "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
     "baseline": "Baseline", "latency": "Latency",
 }  # fmt: skip
+_SUITES = 12  # that a terminal and Markdown show
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")
 
 
@@ -197,21 +196,23 @@ def _body(report: Report) -> list[Block]:
     cause = summary.main_finding(report)
     further = [finding for finding in report.findings if finding is not cause]
     title = "Cause" if report.verdict == "regression" else "Finding"
-    reasons = [] if report.failure else reasons_of(report)  # the remedy of a failure is below the headline
-    why = Section("Why", [Items(reasons, ordered=True)] if reasons else [], "why")
-    steps = _steps(report)
-    table = Table(_COLUMNS, _rows(report.suites), numbers=(4, 5), style="cards", most=12)
+    undecided = report.verdict == "inconclusive" and report.failure is None
+    table = Table(_COLUMNS, _rows(report.suites), numbers=(4, 5), style="cards", most=_SUITES)
     return [
+        *([_checks(report, undecided)] if undecided else []),
         Section(title, [Findings([cause], "brief")] if cause else [], "cause"),
         Section("What shows it", _failure(report), "shown"),
-        *([why, steps] if report.verdict == "pass" else [steps, why]),
+        _steps(report),
         Section("Suites", [table] if report.suites else [], "suites"),
         Section("Further findings", [Findings(further, "folded")] if further else [], "findings", short="Findings"),
-        *(suite_section(f"suite-{number}", suite) for number, suite in enumerate(report.suites, 1)),
+        *(
+            suite_section(number, suite, number > _SUITES or report.failure is not None)
+            for number, suite in enumerate(report.suites, 1)
+        ),
         *([layer_diff_section(report.layers)] if report.layers else []),
         *([latency_section(report.latency)] if report.latency else []),
         Section("What this verdict covers", _envelope(report), "envelope", short="Covers"),
-        _checks(report),
+        *([] if undecided else [_checks(report)]),
         _calls(report),
         _environment(report),
     ]
@@ -230,9 +231,7 @@ def _failure(report: Report) -> list[Block]:
 
 
 def _steps(report: Report) -> Section:
-    steps: list[Block] = [
-        Code(command, text) if command else Line(text) for text, command in summary.next_steps(report)
-    ]
+    steps = [Code(command, text) for text, command in summary.next_steps(report)]
     title = "To go on" if report.failure else "What to do"
     return Section(title, [Section("", steps, style="steps")] if steps else [], "next")
 
@@ -264,16 +263,15 @@ def _envelope(report: Report) -> list[Block]:
     return [*map(Line, covered), Line(uncovered, "quiet after"), fold]
 
 
-def _checks(report: Report) -> Section:
-    met, unmet = [check for check in report.checks if check.status == "ok"], summary.unmet(report)
-    title = f"{len(met)} {'check is' if len(met) == 1 else 'checks are'} ok"
-    blocks: list[Block] = [Checks(unmet)] if unmet else []
-    blocks += [Section(title, [Checks(met)], detail=True, folded=True)] if met else []
+def _checks(report: Report, undecided: bool = False) -> Section:
+    """Show the checks that are not met; of an undecided run, these are what is missing."""
+    unmet = summary.unmet(report)
     return Section(
-        "Checks",
-        blocks or [Line("Nothing was checked.", "empty")],
+        "What is missing" if undecided else "Checks",
+        checks_blocks([*unmet, *(check for check in report.checks if check.status == "ok")]),
         "checks",
         detail=not unmet or report.failure is not None,
+        short="Missing" if undecided else "",
     )
 
 
@@ -283,9 +281,7 @@ def _calls(report: Report) -> Section:
     tables: list[Block] = []
     for role, server in (("reference", report.reference), ("candidate", report.candidate)):
         said = [one_line(counted_calls(call), 300) for call in server.calls]
-        passes = [traced_kernels(kernels) for kernels in report.kernels if kernels.role == role]
-        traced = [one_line(sentence.removeprefix(f"{role}, "), 300) for sentence in passes]
-        facts.append((role, one_line(server.backend), *(said or ["none counted"]), *traced))
+        facts.append((role, one_line(server.backend), *(said or ["none counted"])))
         ready = "" if server.startup_s is None else f"; ready after {server.startup_s:.1f} s"
         claims = f"{server.backend}. Claims {', '.join(server.claimed_phases) or 'no phase'}{ready}."
         tables.append(Section("", [Line((Cell(role, role),)), Line(claims, "quiet"), calls_table(server.calls)]))

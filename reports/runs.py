@@ -9,7 +9,7 @@ from assay.harness.text import counted, one_line, two_digits
 from assay.reports.document import Block, Cell, Document, Items, Line, Section, Table, Words
 from assay.reports.summary import NOTHING, when
 
-_COLUMNS = ("Begun", "Verdict", "What was compared", "Own error", "Cause", "Folder")
+_COLUMNS = ("Begun", "Verdict", "What was compared", "Error", "Cause", "Folder")
 # Rows that a terminal shows.
 _MOST = 40
 

@@ -20,15 +20,20 @@ _FLIPS_SHOWN = 256
 _DIVERGENCES = 60
 
 
-def suite_section(anchor: str, suite: SuiteResult) -> Section:
-    """Build the section of a suite, folded if it passed."""
+def suite_section(number: int, suite: SuiteResult, detail: bool) -> Section:
+    """Build the section of a suite: why it has its verdict, and folded below that its numbers and answers, for a page.
+
+    Args:
+        number: of the suite, for its anchor.
+        detail: whether only a page shows the section.
+    """
     badge: list[str | Cell] = [" ", Cell("synthetic questions", "badge")] if suite.synthetic else []
     title, sign = suite_title(suite), Cell(suite.verdict, suite.verdict, sign=suite.verdict)
     blocks: list[Block] = [Section("", list(map(_metric, suite.metrics)), style="cards")] if suite.metrics else []
     blocks += [*_answers(suite), *_conditions(suite), *_flips(suite), *_logits(suite.logits), *_divergences(suite)]
     return Section(
-        (sign, f" {title}", *badge), blocks, anchor, detail=True, folded=suite.verdict == "pass", lead=say(*suite.why),
-        short=one_line(title, 40), sign=suite.verdict, style="suite",
+        (sign, f" {title}", *badge), [Section("", blocks, detail=True)], f"suite-{number}", detail=detail, folded=True,
+        lead=say(*suite.why), short=one_line(title, 40), sign=suite.verdict, style="suite",
     )  # fmt: skip
 
 

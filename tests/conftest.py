@@ -417,6 +417,12 @@ def any_report(request: pytest.FixtureRequest, examples: ModuleType) -> Report:
 
 
 @pytest.fixture(scope="session")
+def page_documents() -> Callable[[Path], dict[str, Callable[[], Any]]]:
+    """A function for each kind of page that makes its document, with files in a folder."""
+    return lambda folder: stand_ins("pages").documents(folder, stand_ins)
+
+
+@pytest.fixture(scope="session")
 def screenshot() -> Any:
     """The tool that takes the pictures of the docs."""
     if os.environ.get("CI") != "true":

@@ -31,7 +31,7 @@ from assay.harness.checks.kernel_matrix import (
     narrowed,
 )
 from assay.harness.errors import UsageError
-from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
+from assay.harness.evidence.kernel_result import CaseWhy, KernelResult, MeasuredCall
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
@@ -259,7 +259,7 @@ def _task(
     if not made:
         why = f": its declaration excludes {', '.join(dict.fromkeys(why for _, why in left))}." if left else "."
         raise UsageError(
-            f"There is no case of {' or '.join(asked)} for {name}{why}",
+            f"The matrix has no case of {' or '.join(asked)} for {name}{why}",
             "at least one that its declaration does not exclude",
             "choose other cases or phases",
         )
@@ -341,6 +341,11 @@ def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], optio
         broken=_why(broken),
         left_out=len(examined.left_out),
         quick=task.quick,
+        measured=tuple(
+            MeasuredCall(case=case.name, condition=case.condition, error=own, bound=bound, wrong=result.fails)
+            for case, result in examined.results
+            for own, bound in [result.judged_cell]
+        ),
         coverage=coverage_of(
             examined.results,
             refused,
@@ -362,7 +367,7 @@ def _why(cases: Sequence[tuple[Case, str]]) -> tuple[CaseWhy, ...]:
 
 
 def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
-    """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
+    """Raise unless a kernel is correct on a call: its error against the oracle is within the bound of the call.
 
     A kernel that is wrong is read, for at most 10 seconds; the message states what it was observed to
     compute, if that gives its output on this call.
@@ -412,7 +417,7 @@ def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = Non
     if not result.fails:
         return ""
     own, bound = result.worst_cell
-    off = f"{where}: own error {percent(own)}; noise explains at most {percent(bound)}"
+    off = f"{where}: error {percent(own)}; rounding explains at most {percent(bound)}"
     if not reads:
         return off
     [bug, *_] = findings = diagnose(KernelRun((result,)))

@@ -72,7 +72,8 @@ class _Deferred(TyperCommand):
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         assert self.name is not None
-        console.quiet, console.stderr, detail.verbose = False, False, False
+        console.quiet, console.stderr = False, False
+        vars(detail).update(verbose=False, json=False, html=None, junit=None)
         return load_command(self.name).make_context(*args, **kwargs)
 
 

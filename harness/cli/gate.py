@@ -11,7 +11,7 @@ from rich.table import Table
 
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, RunFolderArgument, existing, refuse_flags_before, spec_flags
-from assay.harness.cli.output import Json, console, say
+from assay.harness.cli.output import console, detail, say
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode
 
@@ -33,7 +33,6 @@ def gate(
     context: typer.Context,
     out: Out = None,
     config: Config = None,
-    json: Json = False,
 ) -> None:
     """Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."""
     if context.invoked_subcommand:
@@ -45,11 +44,11 @@ def gate(
     from assay.reports.run_report import run_document
 
     existing("a folder of accepted baselines")(Path(flags["baselines"]) if "baselines" in flags else None)
-    made = run_and_report(make_spec(flags, config), out, baselines=True, json=json)
+    made = run_and_report(make_spec(flags, config), out, baselines=True)
     document = run_document(made)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # GitHub reads these lines from standard output: nothing may wrap or colour them.
-        typer.echo(workflow_commands(document), nl=False, err=json)
+        typer.echo(workflow_commands(document), nl=False, err=detail.json)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
             file.write(to_markdown(document))

@@ -15,7 +15,7 @@ import typer
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import Json, deliver, progress, say
+from assay.harness.cli.output import deliver, progress, say
 from assay.harness.config import SERVER_FLAGS, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
@@ -202,7 +202,6 @@ def _takes_a_call(node: ast.FunctionDef) -> bool:
 def doctor(
     flags: dict[str, Any],
     config: Config = None,
-    json: Json = False,
 ) -> None:
     """Examine this environment: what a run needs, what is here, and what to do about the rest."""
     interpret_without_gpu()
@@ -213,7 +212,7 @@ def doctor(
     with progress() as display, display.waiting("examining", lambda: f"after {examined[-1].id}" if examined else ""):
         for shown in examine(spec):  # the last of them calls a kernel, which may hang
             examined.append(shown)
-    raise typer.Exit(deliver(_document(Examination(device=spec.device, examined=tuple(examined))), json))
+    raise typer.Exit(deliver(_document(Examination(device=spec.device, examined=tuple(examined)))))
 
 
 _SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}

@@ -10,9 +10,6 @@ import typer
 from assay.harness.cli.app import app, as_given
 from assay.harness.cli.output import (
     All,
-    Html,
-    Json,
-    Junit,
     console,
     deliver,
     detail,
@@ -25,7 +22,6 @@ from assay.harness.cli.output import (
 )
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.extras import require
 from assay.harness.files import write_whole
 from assay.harness.text import did_you_mean
 from assay.worker import Event
@@ -50,7 +46,7 @@ def check(
     ] = "small",
     device: Annotated[str | None, typer.Option(help="Device to run on; by default a GPU, if there is one.")] = None,
     phase: Annotated[
-        list[str] | None, typer.Option(help="extend or decode; by default those that the kernel declares.")
+        list[str] | None, typer.Option(help="extend (prefill) or decode; by default those that the kernel declares.")
     ] = None,
     dtype: Annotated[
         list[str] | None,
@@ -84,13 +80,8 @@ def check(
     read_out: _ReadOut = 30.0,
     test: _Test = None,
     everything: All = False,
-    html: Html = None,
-    junit: Junit = None,
-    json: Json = False,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
-    if junit:
-        require("reports", "assay check --junit")
     from assay.harness.checks.jobs import check as run
     from assay.reports.check import check_document
     from assay.reports.terminal import say as print_text
@@ -112,7 +103,7 @@ def check(
             quick=quick,
         )  # fmt: skip
     document = check_document(result, detail.verbose)
-    raise typer.Exit(_deliver(result, deliver(document, json, html, junit, everything), test))
+    raise typer.Exit(_deliver(result, deliver(document, everything=everything), test))
 
 
 def _deliver(result: KernelResult, code: int, test: Path | None) -> int:
@@ -157,7 +148,6 @@ def replay(
     read_out: _ReadOut = 30.0,
     test: _Test = None,
     everything: All = False,
-    json: Json = False,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.checks.jobs import replay as run
@@ -170,7 +160,7 @@ def replay(
                 display.count(f"{candidate}: runs on recorded calls", event["done"], event["total"])
 
         result = run(pack, candidate, read_out=read_out, on_event=show)
-    raise typer.Exit(_deliver(result, deliver(check_document(result), json, everything=everything), test))
+    raise typer.Exit(_deliver(result, deliver(check_document(result), everything=everything), test))
 
 
 @app.command()
@@ -191,5 +181,5 @@ def explain(
         return
     if id not in known:
         hint = did_you_mean(id, [*known]) or "assay explain lists them"
-        raise UsageError(f"There is no known bug or finding {id!r}.", "the id of one", hint)
+        raise UsageError(f"{id!r} is not a known bug or finding.", "the id of one", hint)
     say(explanation(id))

@@ -65,7 +65,7 @@ class ComparedTask(Part):
     p_mcnemar: float = Field(1.0, description="two-sided, exact; it decides nothing")
     p_inferior: float = 1.0
     p_regression: float = 1.0
-    differs: tuple[Statement, ...] = Field((), description="what makes it another question in B; it is then no pass")
+    differs: tuple[Statement, ...] = Field((), description="how it is another question in B, which then cannot pass")
     unpaired: tuple[Unpaired, ...] = ()
 
     @property
@@ -173,3 +173,7 @@ class Comparison(Decided, Worded):
     tensors: ComparedTensors | None = None
     trace: ComparedTraces | None = None
     reproduce: str = ""
+
+    @property
+    def _about(self) -> str:
+        return f"{self.a.path} and {self.b.path}"

@@ -32,7 +32,7 @@ LOSS = "loss-of-accuracy"
 def claim(run: RunEvidence) -> Judged:
     """Judge the questions, and check that they were asked as planned and answered, or say that accuracy was not tested."""
     checks = []
-    if "accuracy" not in run.spec.workload.suites:  # own errors within bounds prove nothing about answers
+    if "accuracy" not in run.spec.workload.suites:  # errors within bounds prove nothing about answers
         checks.append(Requirement("accuracy-tested").check("not checked", state("accuracy-not-requested")))
     if "accuracy" in run.compared:
         checks.append(_check_question_plan(run))

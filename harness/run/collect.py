@@ -103,7 +103,7 @@ def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
     roles = asked_roles(plan, folder)
     pending = [role for role in roles if any(step(asked, role) for step in chain(*_STEPS))]
     if not pending:
-        display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
+        display.say("All questions were already answered." if plan.items else "The suites have nothing to ask.")
         return
     if ready:
         _ask_all(ready, asked)

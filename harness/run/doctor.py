@@ -119,7 +119,7 @@ def _gpu(device: Device) -> _Found:
     from assay.harness.run.preflight import check_gpu
 
     if device == "cpu":
-        here = "one is here, for --device=cuda" if torch.cuda.is_available() else "there is none"
+        here = "this machine has a GPU, for --device=cuda" if torch.cuda.is_available() else "this machine has no GPU"
         return "not needed", f"--device is cpu; {here}", ""
     check_gpu()
     return "ok", f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}", ""
@@ -213,7 +213,7 @@ def _first_call(device: Device, candidate: str) -> _Found:
     if not backend.is_kernel:
         return "not needed", f"{_kind(backend)} runs in a server only", ""
     if device == "cuda" and not torch.cuda.is_available():
-        return "not needed", "there is no GPU to make it on", ""
+        return "not needed", "this machine has no GPU for it", ""
     phase, dtype = backend.phases[0], torch.float16 if device == "cuda" else torch.float32
     call = call_of([(1 if phase == "decode" else 4, 20)], (2, 1), 64, dtype, device)
     try:

@@ -111,7 +111,7 @@ def check_gpu() -> None:
         f"PyTorch {torch.__version__} is built without CUDA"
     )  # fmt: skip
     raise UsageError(
-        f"--device is cuda, and there is no GPU that can be used: {why}.",
+        f"--device is cuda, but no GPU can be used: {why}.",
         "a GPU that nvidia-smi lists, and a CUDA build of PyTorch",
         "use --device=cpu, or fix the driver, CUDA_VISIBLE_DEVICES or PyTorch (nvidia-smi lists what the driver sees)",
     )

@@ -70,7 +70,7 @@ _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "few": lambda words, most: few(words, int(most)),
     "or": lambda text, otherwise: text or otherwise,
     "are": lambda many, _: "is" if many == 1 else "are",
-    "noise": lambda worst, _: f"{two_digits(worst)}x what noise explains" if math.isfinite(worst) else "not finite",
+    "noise": lambda worst, _: f"{two_digits(worst)}x what rounding explains" if math.isfinite(worst) else "not finite",
     "if": lambda holds, words: words.split("|")[0 if holds else 1],
     "measured": lambda number, how: (
         "not measured" if number is None else " ".join([format(number, how.split()[0]), *how.split()[1:]])

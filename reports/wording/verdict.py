@@ -20,7 +20,7 @@ from assay.reports.wording.say import measured_of, said_finding, say, says
 NOT_RUN = "not run"
 """Word for a cell of a sweep that was not run."""
 _TITLES = {
-    "greedy": "Greedy texts", "logits": "Logits", "layers": "Own error", "matrix": "Op-level matrix",
+    "greedy": "Greedy texts", "logits": "Logits", "layers": "Layers", "matrix": "Op-level matrix",
     "baseline": "Accepted baseline", "latency": "Latency",
 }  # fmt: skip
 

@@ -103,7 +103,7 @@ def test_of_many_layers_the_worst_are_shown(examples: ModuleType, layer_diffs: M
     assert "… and 20 more rows: see --json or --html" in lines
 
 
-LONG = "  - " + "worst own error 3613 %, 14 million times its bound of 0.00026 %; " * 3 + "the end"
+LONG = "  - " + "worst error 3613 %, 14 million times its bound of 0.00026 %; " * 3 + "the end"
 COMMAND = "  $ assay replay " + "a-folder-with-a-long-name/" * 4 + " --candidate mine:forward"
 
 

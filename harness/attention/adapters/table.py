@@ -24,7 +24,7 @@ def adapted(function: Any, name: str = "") -> Adapted:
 
     Args:
         function: the function, or a class with `plan` and `run`.
-        name: name of its signature; empty to recognise it by its parameters. A function of ``**kwargs`` must be named.
+        name: name of its signature, or an empty string to recognise it by its parameters. A function of ``**kwargs`` must be named.
 
     Raises:
         KernelRefused: no signature has this name, or the function has none of them.
