@@ -234,7 +234,7 @@ def _first(result: KernelResult) -> str:
 
 
 def _screen(result: KernelResult) -> list[Row]:
-    """What was observed, where it is wrong, the smallest call, and the next command; or what is missing, or was covered."""
+    """Return the rows: what was observed, where it is wrong, the smallest call, the next command; or what is missing or covered."""
     missing = [Row("Missing" * (not n), one_line(text, 160)) for n, text in enumerate(result.missing[:_MAX_ROWS])]
     wrong, rows = serious(result.findings), list[Row]()
     for finding in map(said_finding, wrong[:1]):

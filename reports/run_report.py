@@ -101,7 +101,7 @@ def _first(report: Report) -> str:
 
 
 def _screen(report: Report) -> list[Row]:
-    """What decided a run, in a few rows, and how to go on."""
+    """Return the few rows that decided a run, and how to go on."""
     if report.failure:
         return _failed_screen(report)
     unmet = [said_check(check) for check in summary.unmet(report) if check.status in ("failed", "missing")]
@@ -128,7 +128,7 @@ def _screen(report: Report) -> list[Row]:
 
 
 def _cause(report: Report) -> list[Row]:
-    """The cause of a regression, with one query of its picture."""
+    """Return the cause of a regression, with one query of its picture."""
     cause = summary.main_finding(report)
     if cause is None:
         return []
@@ -139,7 +139,7 @@ def _cause(report: Report) -> list[Row]:
 
 
 def _suite_row(suite: SuiteResult) -> Row:
-    """What a suite measured, and what its policy allows."""
+    """Return the row of a suite: what it measured, and what its policy allows."""
     metric = summary.shown_metric(suite)
     if metric is None:
         return Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 160))
@@ -165,7 +165,7 @@ def _covers(report: Report) -> str:
 
 
 def _next(report: Report) -> list[Row]:
-    """How to go on after a run that did not pass: the cause without a server, its explanation, or what would decide."""
+    """Return how to go on after a run that did not pass: the cause without a server, its explanation, or what would decide."""
     cause = summary.main_finding(report)
     if report.verdict == "regression" and cause is not None:
         steps = [(Cell(cause.reproduce, code=True), "no server" if cause.does else "")]
@@ -179,7 +179,7 @@ def _next(report: Report) -> list[Row]:
 
 
 def _failed_screen(report: Report) -> list[Row]:
-    """What was compared, the last lines of the log, and what to do."""
+    """Return the rows of a failure: what was compared, the last lines of the log, and what to do."""
     assert report.failure is not None
     log = [line.strip() for line in report.failure.details.splitlines() if line.strip()][-_MOST_MISSING:]
     return [
