@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from assay.harness.picture import Picture
 from assay.harness.text import one_line
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict, exit_code_of
 from assay.reports.wording.requirements import SaidCheck, said_check
@@ -205,6 +206,23 @@ class Section:
     style: str = ""
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of the first screen.
+
+    Attributes:
+        label: a word or two; empty to continue the row above.
+        text: what there is to say; code is a command, which is never broken.
+        limit: what it is judged by, or what a command shows, in a column of its own.
+        picture: drawn below the text.
+    """
+
+    label: str
+    text: Words
+    limit: str = ""
+    picture: Picture | None = None
+
+
 Block = Line | Items | Facts | Table | Findings | Checks | Code | Drawing | Entries | Section
 
 
@@ -251,7 +269,9 @@ class Document:
         verdict: None for a document that has none.
         exit_code: of the command, where it is not that of the verdict.
         word: in the header; empty for that of the verdict.
-        headline: one sentence, below the word; a terminal shows it last.
+        headline: one sentence, below the word; the first line of a terminal, unless `first` is.
+        first: what a terminal's first line says instead, where rows say more than the headline.
+        screen: the rows below it; without any, a terminal shows the body.
         remedy: what to do at once, below the headline.
         meaning: what the headline does not say; None for what the verdict means and the exit code.
         created: ISO 8601; empty if it does not matter.
@@ -259,7 +279,7 @@ class Document:
         contents: whether a page begins with links to its sections.
         foot: what a page says at its end, before the command that made it.
         result: what its JSON holds; None for a document without.
-        page: where its page is; the last line of an output names it.
+        page: where its page is; the last row of a terminal names it.
     """
 
     command: str
@@ -267,6 +287,8 @@ class Document:
     verdict: Verdict | None
     headline: str
     body: Sequence[Block]
+    first: str = ""
+    screen: Sequence[Row] = ()
     exit_code: int | None = None
     word: str = ""
     remedy: str = ""
@@ -287,14 +309,17 @@ class Document:
         return decided if self.exit_code is None else self.exit_code
 
     @property
-    def conclusion(self) -> str:
-        """The last line of an output, which stays on the screen: verdict, exit code and why; empty if nothing is decided."""
+    def called(self) -> str:
+        """The word of the verdict, as an answer begins with it; empty for a document without one."""
+        return (self.word or self.verdict or "").upper()
+
+    @property
+    def answer(self) -> str:
+        """The first line of an output: verdict, what was decided, and the exit code; empty if nothing is decided."""
         if self.exit_code is None and self.verdict is None:
             return ""
-        if self.exit_code is not None:
-            return one_line(self.headline, 700) + (f" (exit code {self.exit_code})" if self.exit_code else "")
-        said = one_line(f"{(self.word or self.verdict or '').upper()} (exit code {self.code}): {self.headline}", 700)
-        return one_line(f"{one_line(said, 440)} Report: {self.page}", 700) if self.page else said
+        said = one_line(self.first or self.headline, 640).rstrip(".")
+        return f"{self.called}{'   ' * bool(self.called)}{said} · exit {self.code}"
 
 
 def plain(words: Words) -> str:

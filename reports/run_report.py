@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from assay.harness.judge.report import PassKernels, Report, SuiteResult
-from assay.harness.text import clip, one_line
+from assay.harness.progress import duration
+from assay.harness.sides import differing
+from assay.harness.text import clip, counted, listed, one_line
+from assay.harness.verdict import cause_of
 from assay.reports import summary
 from assay.reports.bench_report import calls_table, latency_section
 from assay.reports.document import (
@@ -20,6 +23,7 @@ from assay.reports.document import (
     Facts,
     Findings,
     Line,
+    Row,
     Section,
     Suite,
     Table,
@@ -28,15 +32,22 @@ from assay.reports.document import (
 )
 from assay.reports.json_report import to_json
 from assay.reports.layer_section import layer_diff_section
+from assay.reports.operator_picture import one_query
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.suite_section import suite_section
-from assay.reports.terminal import plain_text
+from assay.reports.terminal import explaining, plain_text
 from assay.reports.wording.envelope import envelope_lines
-from assay.reports.wording.say import measured_of, say
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import measured_of, said_finding, say
 from assay.reports.wording.servers import counted_calls, traced_kernels
 from assay.reports.wording.verdict import headline
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
+_MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
+_LABELS = {
+    "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
+    "baseline": "Baseline", "latency": "Latency",
+}  # fmt: skip
 _SUITES = 12  # that a terminal and Markdown show
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")
 
@@ -51,6 +62,8 @@ def run_document(report: Report, page: str | Path = "") -> Document:
         title=f"{code[0]} against {code[1]}",
         verdict=report.verdict,
         headline=headline(report),
+        first=_first(report),
+        screen=_screen(report),
         remedy=report.failure.do if report.failure else "",
         meaning=summary.MEANINGS[report.verdict],
         created=report.created,
@@ -69,6 +82,114 @@ def run_document(report: Report, page: str | Path = "") -> Document:
         json=to_json,
         page=str(page),
     )
+
+
+def _first(report: Report) -> str:
+    """Return the first line of a terminal: what was compared with what, on what; empty for a failure, which the headline names."""
+    if report.failure:
+        return ""
+    candidate = differing(report.treatment) or report.candidate.backend
+    model = report.environment.model.rstrip("/")
+    parts = [
+        f"{candidate} against {report.reference.backend}",
+        *([f"without {listed(report.left_out)}"] if report.left_out else []),
+        report.candidate.engine,
+        model.rpartition("/")[2],
+        duration(report.seconds),
+    ]
+    return " · ".join(one_line(part, 120) for part in parts if part)
+
+
+def _screen(report: Report) -> list[Row]:
+    """Return the few rows that decided a run, and how to go on."""
+    if report.failure:
+        return _failed_screen(report)
+    unmet = [said_check(check) for check in summary.unmet(report) if check.status in ("failed", "missing")]
+    missing = [
+        Row("Missing" * (not n), one_line(f"{check.title}: {check.found}", 180))
+        for n, check in enumerate(unmet[:_MOST_MISSING])
+    ]
+    steps = _next(report)
+    if report.verdict == "pass":
+        decided = [suite for suite in report.suites if suite.id == "accuracy"] or list(report.suites[:1])
+        return [*map(_suite_row, decided), Row("Covers", _covers(report), "assay report --all")]
+    if report.verdict != "regression":
+        undecided = [suite for suite in report.suites if suite.verdict != "pass"]
+        why = [
+            Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 180)) for suite in undecided[:_MOST_MISSING]
+        ]
+        return [*(missing + why or [Row("Why", one_line(headline(report), 180))]), *steps]
+    shown = [suite for suite in report.suites if suite.verdict == "regression"][:_MOST_SUITES]
+    others = [suite for suite in report.suites if suite not in shown]
+    hidden = [f"{_LABELS.get(suite.id, suite.id)} ({suite.verdict})" for suite in others]
+    hidden += [f"{counted(len(unmet), 'check')} could not be met"] if unmet else []
+    more = [Row("Not shown", ", ".join(hidden), "assay report --all")] if hidden else []
+    return [*_cause(report), *map(_suite_row, shown), *more, *steps]
+
+
+def _cause(report: Report) -> list[Row]:
+    """Return the cause of a regression, with one query of its picture."""
+    cause = summary.main_finding(report)
+    if cause is None:
+        return []
+    said = cause_of([cause]) or cause
+    words = f"{said.does}: {said.where}" if said.does else said_finding(cause).sentence
+    drawn = [Row("", one_query(cause.picture))] if cause.picture else []
+    return [Row("Cause", one_line(words, 180)), *drawn]
+
+
+def _suite_row(suite: SuiteResult) -> Row:
+    """Return the row of a suite: what it measured, and what its policy allows."""
+    metric = summary.shown_metric(suite)
+    if metric is None:
+        return Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 160))
+    said = measured_of(metric)
+    unit = next((unit for unit in ("points", "%", "nats") if said.text.endswith(unit)), "")
+    text = f"{said.title}: {said.text}"
+    if suite.id == "accuracy" and len(suite.tallies) == 2 and metric.id == "loss-of-accuracy":
+        before, after = (summary.accuracy_of(suite, role) for role in ("reference", "candidate"))
+        text = f"accuracy {before} → {after}; {summary.differences(suite)} of {suite.tallies[0].total:,}"
+    allowed = "" if metric.bound is None else f"allowed {summary.number(metric.bound)} {unit}".rstrip()
+    return Row(_LABELS.get(suite.id, suite.id), one_line(text, 120), allowed)
+
+
+def _covers(report: Report) -> str:
+    """Say in a line what a pass covers: the questions, and the longest sequences of each phase."""
+    asked = next((suite.tallies[0].total for suite in report.suites if suite.tallies), 0)
+    lengths = [
+        f"{phase} to {max(last for _, last in some['total-tokens']):,} tokens"
+        for phase, some in (report.envelope.compared if report.envelope else {}).items()
+        if some.get("total-tokens")
+    ]
+    return "; ".join([*([counted(asked, "question")] if asked else []), *lengths]) or "see below"
+
+
+def _next(report: Report) -> list[Row]:
+    """Return how to go on after a run that did not pass: the cause without a server, its explanation, or what would decide."""
+    cause = summary.main_finding(report)
+    if report.verdict == "regression" and cause is not None:
+        steps = [(Cell(cause.reproduce, code=True), "no server" if cause.does else "")]
+        steps += [(Cell(command, code=True), "wrong and right code") for command in explaining(cause)]
+        return [Row("Next" * (not n), *step) for n, step in enumerate(steps)]
+    steps_ = summary.next_steps(report)[-_MOST_MISSING:]
+    return [
+        Row("Next" * (not n), Cell(command, code=True) if command else one_line(text, 180))
+        for n, (text, command) in enumerate(steps_)
+    ]
+
+
+def _failed_screen(report: Report) -> list[Row]:
+    """Return the rows of a failure: what was compared, the last lines of the log, and what to do."""
+    assert report.failure is not None
+    log = [line.strip() for line in report.failure.details.splitlines() if line.strip()][-_MOST_MISSING:]
+    return [
+        Row(
+            "Run",
+            f"{report.candidate.backend} against {report.reference.backend} on the {report.environment.model} model",
+        ),
+        *(Row("Log" * (not n), one_line(line, 160)) for n, line in enumerate(log)),
+        Row("Next", one_line(report.failure.do, 700)),
+    ]
 
 
 def _body(report: Report) -> list[Block]:

@@ -53,8 +53,7 @@ def _treatment(run: RunLine) -> str:
 
 
 def _worst_text(worst: OwnError) -> str:
-    """The worst own error as a multiple of its bound: "140x", "2.4 million x"; "not finite"; a dash where none was observed."""
+    """The worst own error as a multiple of its bound: "140 ×", "2,400,000 ×"; "not finite"; a dash where none was observed."""
     if not isinstance(worst, float):
         return worst or NOTHING
-    digits = two_digits(worst)
-    return f"{digits} x" if digits[-1].isalpha() else f"{digits}x"
+    return f"{two_digits(worst)} ×"

@@ -42,7 +42,7 @@ def suite_title(suite: SuiteResult) -> str:
 
 def deciding(suite: SuiteResult) -> tuple[str, str, str]:
     """The suite's deciding metric with its interval, its bound, and the line of policy that sets it; or why there is none."""
-    metric = _shown_metric(suite)
+    metric = shown_metric(suite)
     if metric is None:
         return one_line(say(*suite.why), 80), NOTHING, ""
     text = one_line(measured_of(metric).text, 60)
@@ -50,7 +50,7 @@ def deciding(suite: SuiteResult) -> tuple[str, str, str]:
     return text + ends, bound(metric), one_line(metric.policy, 120)
 
 
-def _shown_metric(suite: SuiteResult) -> Metric | None:
+def shown_metric(suite: SuiteResult) -> Metric | None:
     """The metric that decided; where a finding did, the first with a bound, else the first; None if the suite has none."""
     bounded = (metric for metric in suite.metrics if metric.bound is not None)
     return suite.deciding_metric or next(bounded, None) or next(iter(suite.metrics), None)

@@ -65,7 +65,7 @@ def accept(
     folder = RunFolder(run)
     root = baselines or Path(make_spec({}, config).policy.baselines)
     report = build(folder)
-    say(run_document(report).conclusion)
+    say(run_document(report).answer)
     proposals = accepted.propose(folder, report.verdict, root, widen)
     for proposal in proposals:
         console.print(_table(proposal))

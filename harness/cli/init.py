@@ -17,7 +17,7 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import console, deliver, say
+from assay.harness.cli.output import deliver, progress, say
 from assay.harness.config import SERVER_FLAGS, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
@@ -283,15 +283,12 @@ def doctor(
     interpret_without_gpu()
 
     from assay.harness.run.doctor import Examination, examine
-    from assay.reports.terminal import render
 
-    spec = make_spec(flags, config)
-    examined = []
-    for shown in examine(spec):  # shown at once: the last of them calls a kernel, which may hang
-        render(_document(Examination(device=spec.device, examined=(shown,))), console)
-        examined.append(shown)
-    document = _document(Examination(device=spec.device, examined=tuple(examined)))
-    raise typer.Exit(deliver(document, shown=True))
+    spec, examined = make_spec(flags, config), list[Any]()
+    with progress() as display, display.waiting("examining", lambda: f"after {examined[-1].id}" if examined else ""):
+        for shown in examine(spec):  # the last of them calls a kernel, which may hang
+            examined.append(shown)
+    raise typer.Exit(deliver(_document(Examination(device=spec.device, examined=tuple(examined)))))
 
 
 _SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}

@@ -1,4 +1,4 @@
-"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a last line with the verdict."""
+"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a result below its answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ errors = Console(stderr=True)
 # What a command prints or writes besides its result; ``--quiet`` silences `console`.
 detail = SimpleNamespace(verbose=False, json=False, html=None, junit=None)
 # Seconds between two lines of progress where the output is no terminal.
-_LINES_S, _VERBOSE_LINES_S = 10.0, 1.0
+_LINES_S, _VERBOSE_LINES_S = 30.0, 1.0
 
 
 def say(text: str) -> None:
@@ -79,32 +79,34 @@ def _to_write(kind: str, exists_as_another: Callable[[Path], bool], do: str) -> 
 new_file = _to_write("a file, which is written", Path.is_dir, "name a file in it: {path}/NAME")
 new_folder = _to_write("a folder (created if missing)", Path.is_file, "name a folder")
 
+All = Annotated[bool, typer.Option("--all", help="Print all that there is to say, not only the first screen.")]
+"""An option of the commands whose first screen says less than their page."""
+
 
 def print_json(document: str) -> None:
     """Print a result as JSON, as it is."""
     sys.stdout.write(document.rstrip("\n") + "\n")
 
 
-def deliver(document: Document, page: Path | None = None, shown: bool = False) -> int:
-    """Print a document, write what was asked for, and print the conclusion.
+def deliver(document: Document, page: Path | None = None, everything: bool = False) -> int:
+    """Print a document, the answer first, and write what was asked for.
 
     Args:
         document: of a command's result.
         page: the command's own page, besides the file of ``--html``.
-        shown: whether the body is on the terminal already.
+        everything: whether its whole body is printed instead of the first screen.
 
     Returns:
         The exit code.
     """
     from assay.reports.terminal import render
 
-    if not shown:
-        render(document, console)
+    render(document, console, everything)
     write_asked(document, page)
-    if document.conclusion and not console.quiet:
-        say(document.conclusion)
-    elif document.conclusion and not console.stderr:  # --quiet leaves the verdict
-        sys.stdout.write(document.conclusion + "\n")
+    if document.page:
+        file_row("Report", document.page)
+    if document.answer and console.quiet and not console.stderr:  # --quiet leaves the answer
+        sys.stdout.write(document.answer + "\n")
     return document.code
 
 
@@ -116,25 +118,32 @@ def write_asked(document: Document, page: Path | None = None) -> None:
         from assay.reports.junit import to_junit
 
         write_whole(detail.junit, to_junit(document))
-        say(f"JUnit: {detail.junit}")
+        file_row("JUnit", detail.junit)
     for file in filter(None, (page, detail.html)):
         from assay.reports.page import to_html
 
         write_whole(file, to_html(document))
-        say(f"Report: {file}")
+        file_row("Report", file)
     if not {"GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"}.isdisjoint(os.environ):
         from assay.reports.github import write_for_actions
 
         write_for_actions(document, sys.stderr if detail.json else sys.stdout)
 
 
-def progress(on: Console = console) -> ProgressDisplay:
-    """Make a display of the command's progress; ``--quiet`` silences it."""
+def file_row(label: str, path: Path | str) -> None:
+    """Print a row that names a file which was written."""
+    from assay.reports.document import Row
+    from assay.reports.terminal import rows
+
+    rows(console, [Row(label, str(path))])
+
+
+def progress() -> ProgressDisplay:
+    """Make a display of the command's progress on standard error, whose output begins with its answer; ``--quiet`` silences it."""
     from assay.harness.progress import ProgressDisplay
 
-    return ProgressDisplay(
-        Console(quiet=True) if console.quiet else on, _VERBOSE_LINES_S if detail.verbose else _LINES_S
-    )
+    shown = Console(quiet=True) if console.quiet else errors
+    return ProgressDisplay(shown, _VERBOSE_LINES_S if detail.verbose else _LINES_S)
 
 
 _flags = typer.Typer(add_completion=False)

@@ -10,7 +10,7 @@ import typer
 
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
-from assay.harness.cli.output import deliver, new_folder, progress, say, write_asked
+from assay.harness.cli.output import All, deliver, new_folder, progress, say, write_asked
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
@@ -78,7 +78,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) 
     return made
 
 
-def _show(made: Report, folder: Path, interrupted: bool = False) -> None:
+def _show(made: Report, folder: Path, interrupted: bool = False, everything: bool = False) -> None:
     """Write every report of a run, and show the verdict; of one that was interrupted just now, how it goes on."""
     from assay.harness.judge.history import PAGE
     from assay.reports.run_report import run_document
@@ -88,7 +88,7 @@ def _show(made: Report, folder: Path, interrupted: bool = False) -> None:
         write_reports(made, folder)
         document = run_document(made, folder / PAGE)
         if not interrupted:
-            deliver(document)
+            deliver(document, everything=everything)
             return
     assert made.failure is not None
     say(f"Interrupted; there is no verdict. What was measured is in {folder}.")
@@ -129,6 +129,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    everything: All = False,
 ) -> None:
     """Judge a run's evidence again, rewrite the report files in its folder, and show the report; show a report.json as it is."""
     from assay.harness.cli.invariance import show_features
@@ -146,11 +147,12 @@ def report(
         from assay.harness.judge.build import build
 
         made = build(RunFolder(path))
-        _show(made, path)
+        _show(made, path, everything=everything)
         raise typer.Exit(made.exit_code)
     if path.is_file() and path.suffix != ".json":
         check_run(path)
-    raise typer.Exit(deliver(run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE)))
+    document = run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE)
+    raise typer.Exit(deliver(document, everything=everything))
 
 
 @app.command()

@@ -47,12 +47,26 @@ def test_exit_codes(call: Callable[..., int], kernel: str, code: int) -> None:
 
 @pytest.mark.usefixtures("jobs_here")
 def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0") == 1
+    assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0", "--all") == 1
     out = capsys.readouterr().out
-    assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in out
     assert "new+prefix 41+1" in out
-    *_, last = out.splitlines()
-    assert last.startswith("REGRESSION (exit code 1): checked_kernels:wrong applies a top-left causal mask; wrong on 1 ")
+    first, *_ = out.splitlines()
+    assert first.startswith("REGRESSION   checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls · ")
+    assert first.endswith(" · exit 1")
+
+
+def test_the_test_is_a_file_that_fails_and_a_right_kernel_has_none(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    some = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-", "--read-out", "0", "--test", "test_it.py")
+    assert call("checked_kernels:right", *some) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Test         none: no wrong call is known"
+    assert not (tmp_path / "test_it.py").exists()
+    assert call("checked_kernels:wrong", *some) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "Test         test_it.py"
+    written = (tmp_path / "test_it.py").read_text()
+    with pytest.raises(AssertionError, match=r"explains? at most"):
+        exec(compile(f"{written}\ntest_the_kernel_is_correct()\n", "test_it.py", "exec"), {})
 
 
 @pytest.mark.slow
@@ -62,13 +76,12 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     some = ("checked_kernels:wrong", "--case", "extend-41+1-one")
     assert call(*some, "--read-out", "30") == 1
     said = capsys.readouterr()
-    assert "\n  observed: " in said.out
-    assert "read off the kernel in " in said.out
+    assert "\nObserved     " in said.out
     assert "; wrong on 1 of 1 calls; " in said.err
     assert "Reading what it computes, for at most 30 s." in said.err
     assert call(*some, "--read-out", "0") == 1
     said = capsys.readouterr()
-    assert "observed: " not in said.out
+    assert "causal mask aligned" not in said.out
     assert said.err == ""
 
 
@@ -90,7 +103,7 @@ def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
 def test_junit_has_one_failure_for_one_cause(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     some = ("checked_kernels:wrong", "--case", "extend-41+", "--dtype", "float32", "--read-out", "0")
     assert call(*some, "--junit", "junit.xml") == 1
-    assert "JUnit: junit.xml" in capsys.readouterr().out
+    assert "JUnit        junit.xml" in capsys.readouterr().out
     [case] = ET.fromstring((tmp_path / "junit.xml").read_text()).iter("testcase")
     [failure] = case
     assert failure.tag == "failure"
