@@ -17,8 +17,8 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import deliver, progress, say
-from assay.harness.config import SERVER_FLAGS, make_spec
+from assay.harness.cli.output import console, deliver, progress, say
+from assay.harness.config import SERVER_FLAGS, is_candidate_named, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
 from assay.harness.policy import Policy
@@ -151,7 +151,8 @@ $steps      - if: always()
         uses: actions/upload-artifact@v4
         with:
           name: assay
-          path: $files
+          path: |
+            $files
 """)
 _CHECK = Template("""\
       - uses: actions/setup-python@v5
@@ -195,7 +196,7 @@ def _starter_files(candidate: str, is_kernel: bool, install: str, is_package: bo
     files[_TEST_FILE] = _TEST.substitute(kernel=candidate, name=f"{name}_is_correct")
     files[workflow] = _WORKFLOW.substitute(
         about="Checks the kernel on every push: no GPU, no model and no server.", on="  pull_request:\n", steps=steps, minutes=15,
-        install=install, machine="ubuntu-latest", files="assay.*ml",
+        install=install, machine="ubuntu-latest", files="assay.html\n            assay.xml",
     )  # fmt: skip
     return files
 
@@ -286,7 +287,9 @@ def doctor(
 
     spec, examined = make_spec(flags, config), list[Any]()
     with progress() as display, display.waiting("examining", lambda: f"after {examined[-1].id}" if examined else ""):
-        for shown in examine(spec):  # the last of them calls a kernel, which may hang
+        for shown in examine(
+            spec, is_candidate_named(flags, config)
+        ):  # the last of them calls a kernel, which may hang
             examined.append(shown)
     raise typer.Exit(deliver(_document(Examination(device=spec.device, examined=tuple(examined)))))
 
