@@ -118,12 +118,17 @@ def percent(share: float) -> str:
     return f"{float(f'{100 * share:.3g}'):,.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
-def two_digits(ratio: float) -> str:
-    """Format to two significant digits, without an exponent below a million million: "0.37", "140", "14,000,000"."""
+def times(ratio: float) -> str:
+    """Format a ratio to two significant digits, without an exponent below a million million: "0.37 ×", "14,000,000 ×"."""
     if not math.isfinite(ratio):
         return "not finite"
     rounded = float(f"{ratio:.2g}")
-    return f"{rounded:,.0f}" if 10 <= rounded < 1e12 else f"{rounded:g}"
+    return f"{rounded:,.0f} ×" if 10 <= rounded < 1e12 else f"{rounded:g} ×"
+
+
+def three_digits(number: float) -> str:
+    """Format a number of points or percent, to a tenth and to at most three digits: "0", "1.9", "85.5", "100"."""
+    return f"{float(f'{round(number, 1):.3g}') + 0.0:,g}"  # adding 0 turns -0.0 into 0.0
 
 
 def how_ended(status: int) -> str:

@@ -13,7 +13,7 @@ from assay.harness.evidence.kernel_result import Coverage, Gap, KernelResult, Tr
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.localize.features import words
 from assay.harness.progress import duration
-from assay.harness.text import counted, few, listed, met, one_line, two_digits
+from assay.harness.text import counted, few, listed, met, one_line, times
 from assay.harness.verdict import cause_of, serious
 from assay.reports.document import (
     Block,
@@ -193,7 +193,7 @@ def sentence(results: Sequence[KernelResult]) -> str:
     worst = max((result.worst for result in results if result.worst_bound is not None), default=None)
     refused = sum(len(result.refused) + len(result.excluded) + result.left_out for result in results)
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
-    parts += [f"worst {two_digits(worst)} × its bound"] if worst is not None else []
+    parts += [f"worst {times(worst)} its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []
     why = _cause(results)
     return f"{why}; {', '.join(parts)}" if why else ", ".join(parts)

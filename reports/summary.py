@@ -17,7 +17,7 @@ from assay.harness.judge.report import (
     SuiteResult,
     excess,
 )
-from assay.harness.text import one_line, percent, some, two_digits
+from assay.harness.text import one_line, percent, some, times
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 from assay.reports.wording import verdict
 from assay.reports.wording.latency import TIMES, ratio_text
@@ -122,7 +122,7 @@ def _multiple(error: OwnError, bound: float | None) -> str:
         return "no bound applies"
     if error is None or error == NOT_FINITE:
         return f"bound {percent(bound)}"
-    return f"{two_digits(error / bound)}x its bound {percent(bound)}"
+    return f"{times(error / bound)} its bound {percent(bound)}"
 
 
 def next_steps(report: Report) -> list[tuple[str, str]]:

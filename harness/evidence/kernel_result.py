@@ -13,7 +13,7 @@ from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile, RunRecord
 from assay.harness.schema import RULE, Part, page_in_notebook
-from assay.harness.text import percent, two_digits
+from assay.harness.text import percent, times
 from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict
 
 if TYPE_CHECKING:
@@ -299,8 +299,8 @@ class KernelResult(Part, RunRecord):
             return ""
         if self.worst_own is None:
             return "an output is not finite"
-        times = f"{two_digits(self.worst)} × what rounding explains ({percent(self.worst_bound)})"
-        return f"worst error {percent(self.worst_own)}, {times}"
+        explained = percent(self.worst_bound)
+        return f"worst error {percent(self.worst_own)}, {times(self.worst)} what rounding explains ({explained})"
 
 
 MATRIX = RunFile("matrix.json", KernelResult)

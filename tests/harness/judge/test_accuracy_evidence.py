@@ -182,7 +182,7 @@ def test_every_number_is_of_the_questions_that_the_test_read(
     before, after = (row.right / row.total for row in suite.tallies)
     assert values["questions"] == 100 == sum(row.total for row in suite.tallies) / 2
     assert 100 * (before - after) == pytest.approx(values["loss-of-accuracy"]) == pytest.approx(75)
-    assert "accuracy 1.000 -> 0.250" in headline(report)
+    assert "accuracy 1.000 → 0.250" in headline(report)
     assert len(suite.flips) == 75
 
 
