@@ -264,7 +264,8 @@ def _takes_a_call(node: ast.FunctionDef) -> bool:
 
 def _is_known(node: ast.FunctionDef) -> bool:
     """Return True if a function has a signature that assay knows, such as that of flash_attn_varlen_func."""
-    from assay.harness.attention.adapters.table import Parameters, is_known
+    from assay.harness.attention.adapters.adapter import Parameters
+    from assay.harness.attention.adapters.table import is_known
 
     args = node.args
     optional = [*args.args[len(args.args) - len(args.defaults) :], *(
