@@ -218,6 +218,11 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
         raise _usage_error(error, file or Path(FILE), set(written) - set(given)) from None
 
 
+def is_candidate_named(flags: Mapping[str, Any], file: Path | None) -> bool:
+    """Return True if a flag or the ``assay.toml`` names a candidate, and not only the default does."""
+    return flags.get("candidate") is not None or "candidate" in _read_file(file)
+
+
 def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
     """Return the spec that a run's manifest holds.
 

@@ -111,7 +111,7 @@ def deliver(document: Document, page: Path | None = None, everything: bool = Fal
 
 
 def write_asked(document: Document, page: Path | None = None) -> None:
-    """Print or write what ``--json``, ``--junit`` and ``--html`` ask for, and the command's own page."""
+    """Print or write what ``--json``, ``--junit``, ``--html`` and GitHub Actions ask for, and the command's own page."""
     if detail.json and document.result is not None:
         print_json(document.json(document.result))
     if detail.junit:
@@ -124,6 +124,10 @@ def write_asked(document: Document, page: Path | None = None) -> None:
 
         write_whole(file, to_html(document))
         file_row("Report", file)
+    if not {"GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"}.isdisjoint(os.environ):
+        from assay.reports.github import write_for_actions
+
+        write_for_actions(document, sys.stderr if detail.json else sys.stdout)
 
 
 def file_row(label: str, path: Path | str) -> None:

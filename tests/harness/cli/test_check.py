@@ -46,6 +46,19 @@ def test_exit_codes(call: Callable[..., int], kernel: str, code: int) -> None:
 
 
 @pytest.mark.usefixtures("jobs_here")
+def test_github_gets_annotations_and_a_summary(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0", "--json") == 1
+    out, err = capsys.readouterr()
+    assert re.findall(r"^::(\w+) title=(\S*)", err, re.MULTILINE) == [("error", "assay%3A"), ("error", "assay")]
+    assert "::error" not in out
+    assert (tmp_path / "summary.md").read_text().startswith("## ❌ Regression: checked")
+
+
+@pytest.mark.usefixtures("jobs_here")
 def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0", "--all") == 1
     out = capsys.readouterr().out
