@@ -62,7 +62,7 @@ require "serve" themselves.
 """
 
 
-_INTERRUPTED = "assay: interrupted; there is no verdict."
+_INTERRUPTED = "assay: interrupted; there is no verdict, so this is not a pass."
 # What Typer exits with at a Ctrl-C that comes before or after the command itself.
 _CTRL_C = 128 + signal.SIGINT
 

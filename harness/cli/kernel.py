@@ -84,7 +84,6 @@ def check(
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
     from assay.harness.checks.jobs import check as run
     from assay.reports.check import check_document
-    from assay.reports.terminal import say as print_text
 
     dims = _whole_numbers("--head-dim", head_dim) if head_dim else None
     with progress() as display:
@@ -92,7 +91,11 @@ def check(
         def show(event: Event) -> None:
             if event["event"] == "stands" and event["reading"] and not console.quiet:
                 draft = KernelResult.model_validate(event["result"])
-                print_text(errors, f"{draft.summary()}. Reading what it computes, for at most {read_out:g} s.")
+                display.say(f"{draft.summary()}. Reading what it computes, for at most {read_out:g} s.", stays=True)
+            elif (
+                event["event"] == "stands" and errors.is_terminal
+            ):  # no run that is left of the matrix is counted any more
+                display.say("finding out where it is wrong")
             # Outside of a terminal, a check of a second needs no line.
             elif event["event"] == "runs" and (errors.is_terminal or event["done"] < event["total"]):
                 display.count("runs of the kernel", event["done"], event["total"])

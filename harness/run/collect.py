@@ -60,12 +60,6 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         same_time = asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
         stop = QuestionStop(plan, folder.answers(), together=same_time)
         most = len(stop.items)
-        if stop.items and stop.reason is None:
-            rule, seed = plan.rule, plan.spec.workload.order_seed
-            display.say(
-                f"Questions: at most {most:,}, in the random order of seed {seed}; margin {rule.margin:g}, "
-                f"alpha {rule.alpha:g}. Asking stops when the answers decide."
-            )
         # In turn, the servers get few questions at first, since those usually decide.
         for stop.first in [most] if same_time or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]:
             _ask_round(_Asking(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
