@@ -124,7 +124,8 @@ def _answers(answers: ComparedAnswers) -> Iterator[Block]:
         yield Section("Scores", [table, Drawing(drawn), *alone], "scores")
     if answers.flips or answers.steady:
         changed, count = answers.overall.lost + answers.overall.gained, len(answers.flips)
-        most = f"The first {count} of {changed} that changed, and the first {len(answers.steady)} that did not."
+        most = f"The first {count} of {changed} that changed"
+        most += f", and the first {len(answers.steady)} that did not." if answers.steady else "."
         yield Section("Answers", [Line(most, "quiet"), _entries([*answers.flips, *answers.steady])], "flips")
 
 

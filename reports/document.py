@@ -347,7 +347,7 @@ def checks_blocks(checks: Sequence[Check]) -> list[Block]:
 
 
 def first_words(texts: Sequence[str]) -> list[str]:
-    """What sets texts apart, from its beginning: without the words that all of them begin with, such as an instruction."""
+    """Return texts without the words that all of them begin with, such as an instruction."""
     lines = [" ".join(text.split()) for text in texts]
     first, last = min(lines, default=""), max(lines, default="")  # what these two share, all share
     alike = next((n for n, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), 0)
