@@ -313,7 +313,7 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
     covered += [f"Not covered: {gap}" for gap in _not_covered(result)]
     body += [Section("What it covered", [Items(covered)], "covered")] if covered else []
     if reaches := _reaches(result.coverage):
-        body.append(Section("What was met together", reaches, "together", detail=True))
+        body.append(Section("What was met together", reaches, "together", detail=True, folded=True))
     again: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
     again += (
         [Section("", [Code(result.test, "A test that reproduces it", "python")], detail=True)] if result.test else []

@@ -9,7 +9,8 @@ A body consists of ten kinds of blocks:
 - `Line`, `Items`, `Facts`, `Code`: a paragraph, a list, names with values, and what is to be copied;
 - `Table`: rows of cells, also as cards or as a matrix of verdicts;
 - `Findings`, `Checks`: what is wrong, and the requirements of a pass;
-- `Drawing`, `Entries`: a chart or heat maps, and a list that unfolds and can be filtered, both for a page alone;
+- `Drawing`: a chart or heat maps, for a page alone;
+- `Entries`: a list that a page unfolds and filters;
 - `Section`: blocks below a heading, or in a box.
 """
 
@@ -173,11 +174,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Entries:
-    """A list for a page, whose entries unfold to texts of others, and which can be filtered."""
+    """A list whose entries unfold to texts of others on a page, where it can be filtered; elsewhere the first are lines."""
 
     title: str
     entries: Sequence[Entry]
     filters: Sequence[str] = ()
+    most: int = 5
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class Section:
         detail: whether only a page shows it.
         folded: whether a page and Markdown fold the blocks; None if they cannot be folded.
         lead: the sentence below the title, which stays visible when the blocks are folded.
-        short: title in the contents of a page; empty for the whole.
+        short: title in the contents of a page, which one of more than three sections has; empty for the whole.
         sign: verdict whose sign stands there.
         style: class of the style sheet.
     """
@@ -276,7 +278,6 @@ class Document:
         meaning: what the headline does not say; None for what the verdict means and the exit code.
         created: ISO 8601; empty if it does not matter.
         crumbs: above the word: what was examined.
-        contents: whether a page begins with links to its sections.
         foot: what a page says at its end, before the command that made it.
         result: what its JSON holds; None for a document without.
         page: where its page is; the last row of a terminal names it.
@@ -295,7 +296,6 @@ class Document:
     meaning: str | None = None
     created: str = ""
     crumbs: Sequence[Words] = ()
-    contents: bool = False
     foot: str = ""
     suites: Sequence[Suite] = ()
     result: BaseModel | None = None
@@ -344,6 +344,14 @@ def checks_blocks(checks: Sequence[Check]) -> list[Block]:
     blocks: list[Block] = [Checks(unmet)] if unmet else []
     blocks += [Section(title, [Checks(met)], detail=True, folded=True)] if met else []
     return blocks or [Line("Nothing was checked.", "empty")]
+
+
+def first_words(texts: Sequence[str]) -> list[str]:
+    """Return texts without the words that all of them begin with, such as an instruction."""
+    lines = [" ".join(text.split()) for text in texts]
+    first, last = min(lines, default=""), max(lines, default="")  # what these two share, all share
+    alike = next((n for n, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), 0)
+    return [line[first.rfind(" ", 0, alike) + 1 :] for line in lines]
 
 
 def code_lines(code: Code) -> list[str]:

@@ -95,6 +95,12 @@ def _block(block: doc.Block) -> list[str]:
             return [*(f"- **{name}**: {values}" for name, values in rows), ""]
         case doc.Table():
             return _table(block)
+        case doc.Entries():
+            lines = [
+                f"- {_words((entry.status, f': {entry.name}: '))}{_words(entry.about)}"
+                for entry in block.entries[: block.most]
+            ]
+            return [*lines, *_left(len(block.entries), block.most), ""]
         case doc.Findings():
             shown = [line for finding in block.findings[:_MOST] for line in _finding(finding)]
             return [*shown, *_left(len(block.findings), _MOST), ""] if block.findings else []

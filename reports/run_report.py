@@ -75,7 +75,6 @@ def run_document(report: Report, page: str | Path = "") -> Document:
             f"Exit code {report.exit_code}",
         ],
         body=body,
-        contents=True,
         foot=f"{report.schema_id}. Next to this file: report.json, the complete report, and records.jsonl, every answer.",
         suites=_cases(report, body),
         result=report,

@@ -160,6 +160,13 @@ def _block(block: doc.Block, console: Console) -> None:
             _facts(block, console)
         case doc.Table():
             _table(block, console)
+        case doc.Entries():
+            for entry in block.entries[: block.most]:
+                say(
+                    console,
+                    Text("  ").append_text(_text((entry.status, f": {entry.name}: "), "")) + _text(entry.about, ""),
+                )
+            _left(console, len(block.entries), block.most)
         case doc.Findings():
             _findings(block, console)
         case doc.Checks():

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -78,32 +77,3 @@ def test_texts_of_others_stay_inert(examples: ModuleType, multiple_choice: Compa
     assert "<script>window" not in html
     assert "<img src=x" not in html
     assert "<script>window" not in junit.to_junit(compare_document(changed))
-
-
-@pytest.mark.browser
-def test_no_word_of_a_comparison_is_broken_on_a_phone(
-    chrome: Any, screenshot: Any, tmp_path: Path, multiple_choice: Comparison
-) -> None:
-    path = tmp_path / "compare.html"
-    path.write_text(page.to_html(compare_document(multiple_choice)), encoding="utf-8")
-    screenshot.resize(chrome, 390, 844)
-    screenshot.open_page(chrome, path)
-    assert chrome.execute_script("return document.documentElement.scrollWidth") == 390
-    assert chrome.execute_script(BROKEN) == []
-
-
-BROKEN = """
-const broken = [];
-for (const cell of document.querySelectorAll("td, th")) {
-  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const node = walker.currentNode;
-    for (const word of node.textContent.matchAll(/[A-Za-z,]{1,24}/g)) {
-      const range = document.createRange();
-      range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
-      if (new Set([...range.getClientRects()].map(one => Math.round(one.top))).size > 1) broken.push(word[0]);
-    }
-  }
-}
-return broken;
-"""
