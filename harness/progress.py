@@ -83,7 +83,8 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
     def _move(self, what: str, done: int = 0, total: int | None = None, note: str = "") -> None:
         """Let the line of a terminal show something else."""
         if self._line and (ids := self._line.task_ids):
-            self._line.update(ids[0], description=what, completed=done, total=total, note=note)
+            self._line.tasks[0].total = total  # `update` takes None for what was there before
+            self._line.update(ids[0], description=what, completed=done, note=note)
 
     def say(self, text: str, stays: bool = False) -> None:
         """Show that a stage began or ended; on a terminal until the next, unless it stays."""

@@ -34,7 +34,7 @@ _CELLS = {
     WRONGLY_SEEN: ("wrongly seen", "yellow", svg.PALETTE["chart-wrong"]),
     WRONG_WEIGHT: ("wrong weight", "blue", svg.CANDIDATE),
     ELSEWHERE: ("from elsewhere", "magenta", svg.PALETTE["chart-unparsed"]),
-    NONE: ("rightly none", "dim", ""),
+    NONE: ("rightly unseen", "dim", ""),
 }
 # Of a row without weights, or with more than weights: the sign of each of its cells, and its words.
 _ROWS: dict[RowKind, tuple[str, str]] = {

@@ -10,7 +10,6 @@ import typer
 from assay.harness.cli.app import app, as_given
 from assay.harness.cli.output import (
     All,
-    console,
     deliver,
     detail,
     errors,
@@ -86,18 +85,20 @@ def check(
     from assay.reports.check import check_document
 
     dims = _whole_numbers("--head-dim", head_dim) if head_dim else None
+    stands = False
     with progress() as display:
 
         def show(event: Event) -> None:
-            if event["event"] == "stands" and event["reading"] and not console.quiet:
-                draft = KernelResult.model_validate(event["result"])
-                display.say(f"{draft.summary()}. Reading what it computes, for at most {read_out:g} s.", stays=True)
-            elif (
-                event["event"] == "stands" and errors.is_terminal
-            ):  # no run that is left of the matrix is counted any more
-                display.say("finding out where it is wrong")
+            nonlocal stands
+            if event["event"] == "stands":  # no further run is one of the matrix
+                stands = True
+                if event["reading"]:
+                    said = KernelResult.model_validate(event["result"]).summary()
+                    display.say(f"{said}. Reading what it computes, for at most {read_out:g} s.")
+                elif errors.is_terminal:
+                    display.say("finding out where it is wrong")
             # Outside of a terminal, a check of a second needs no line.
-            elif event["event"] == "runs" and (errors.is_terminal or event["done"] < event["total"]):
+            elif event["event"] == "runs" and not stands and (errors.is_terminal or event["done"] < event["total"]):
                 display.count("runs of the kernel", event["done"], event["total"])
 
         result = run(
