@@ -242,7 +242,7 @@ def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away
         ("lm_eval_a", "inspect_a.eval", "do not name things alike"),
         ("lm_eval_a", "lm_eval_a", "named twice"),
         ("lm_eval_a", "gsm8k_test.jsonl", "not recognised"),
-        ("lm_eval_a", "nothing", "no file"),
+        ("lm_eval_a", "nothing", "does not exist"),
     ],
 )
 def test_two_different_things_are_wrong_use(data: Path, a: str, b: str, found: str) -> None:
