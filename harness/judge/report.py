@@ -102,11 +102,11 @@ class Environment(Part):
 
 
 class Flip(Part):
-    """A question that one role got right and the other did not, with both answers. Texts are a model's: never trust them."""
+    """A question with both answers, which one role got right, or both or none. Texts are a model's: never trust them."""
 
     item: str
     group: str
-    direction: Literal["lost", "gained"]
+    direction: Literal["lost", "gained", "both right", "both wrong"]
     prompt: str
     expected: str
     reference_text: str
@@ -134,6 +134,7 @@ class SuiteResult(SuiteVerdict):
     tallies: tuple[Tally, ...] = ()
     conditions: tuple[ConditionRow, ...] = ()
     flips: tuple[Flip, ...] = ()
+    steady: tuple[Flip, ...] = Field((), description="the first questions that both roles got right, or wrong")
     divergences: tuple[DivergenceRow, ...] = ()
     logits: tuple[LogitsRow, ...] = ()
     decided_by: str | None = Field(

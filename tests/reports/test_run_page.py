@@ -139,6 +139,19 @@ def test_the_cause_comes_first_with_its_picture_and_what_to_do(examples: ModuleT
     assert page.count("Computes something.") == 1
 
 
+def test_questions_begin_with_what_sets_them_apart_and_right_ones_can_be_read(examples: ModuleType) -> None:
+    report = examples.regression()
+    first, second, *_ = report.suites[0].flips
+    asked = [
+        flip.model_copy(update={"prompt": f"Answer with a letter. {words}"}) for flip, words in ((first, "Who?"), (second, "Why?"))
+    ]
+    steady = (asked[1].model_copy(update={"direction": "both right"}),)
+    suite = report.suites[0].model_copy(update={"flips": (asked[0],), "steady": steady})
+    page = to_html(report.model_copy(update={"suites": (suite,)}))
+    assert re.findall(r'<span class="item">([^<]*)', page) == ["Who?", "Why?"]
+    assert re.findall(r'<option value="(lost|both right)"', page) == ["lost", "both right"]
+
+
 def test_an_undecided_page_begins_with_what_is_missing(examples: ModuleType) -> None:
     page = to_html(examples.inconclusive())
     first = page[page.index("<main") :].split("</section>")[0]
