@@ -13,12 +13,10 @@ from assay.harness.ingest.result_set import ReadResults, ResultItem, ResultSet, 
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report, read_report
-from assay.harness.text import one_line
 from assay.harness.verdict import cause_of
 
 _SUITE = "accuracy"
 _REPORT = "report.json"
-_QUESTION = 400  # characters from the end of a prompt, where the question is
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -106,7 +104,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
 
 def _item(item: Item, answer: Answer) -> ResultItem:
     return ResultItem(
-        key=item.id, prompt_hash=answer.prompt_hash, question=one_line(item.prompt[-_QUESTION:], _QUESTION),
+        key=item.id, prompt_hash=answer.prompt_hash, question=" ".join(item.prompt.split()),
         target=item.expected or "", answer=answer.text, parsed=answer.parsed,
         score=float(item.is_right(answer.parsed)), tokens=answer.completion_tokens, finish=answer.finish_reason,
     )  # fmt: skip
