@@ -29,7 +29,7 @@ from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Requirement, 
 _ALPHA = 0.05
 # Difference of a score that rounding to three digits explains.
 _ROUNDED = 1e-3
-# Flips in a result, and characters that are kept of an answer: five times as many of a question, which may begin with a long header.
+# Flips in a result, and characters that are kept of an answer; of a question, which may begin with a header, five times as many.
 _FLIPS_SHOWN, _TEXT_KEPT = 50, 400
 
 
