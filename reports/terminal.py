@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
@@ -30,6 +31,8 @@ PLAIN_WIDTH = 100
 _CELL_WIDTH = 60
 # Columns of the labels of a first screen, and most queries of its picture.
 _LABELS, _PICTURE_ROWS = 13, 5
+# Commands whose documents have no screen of their own, and most rows of a label in theirs.
+_BRIEF, _OF_A_LABEL = ("compare", "ingest", "invariance", "bench"), 3
 _MARKS = {"pass": "✓ ", "regression": "✕ ", "inconclusive": "? ", "error": "! "}
 
 
@@ -110,9 +113,9 @@ def render(document: doc.Document, console: Console, everything: bool = False) -
         said = Text(f"{mark}{document.answer}")
         said.stylize(f"bold {_STYLES.get(document.verdict or '', '')}", 0, len(mark + document.called))
         say(console, said)
-    if document.screen and not everything:
+    if (screen := document.screen or _brief(document)) and not everything:
         say(console, "")
-        rows(console, document.screen)
+        rows(console, screen)
         return
     _blocks(document.body, console)
     if document.remedy:
@@ -137,6 +140,48 @@ def rows(console: Console, given: Sequence[doc.Row]) -> None:
             room = (console.width if console.is_terminal else PLAIN_WIDTH) - _LABELS
             for drawn in picture_text(row.picture, room, _PICTURE_ROWS).split("\n"):
                 _copy(console, Text(" " * _LABELS) + drawn)
+
+
+def _brief(document: doc.Document) -> list[doc.Row]:
+    """Return the first screen of a document without its own: facts, findings, reasons, what is missing, and the next commands.
+
+    A document that decides nothing, or whose table is the answer, has none.
+    """
+    made: list[doc.Row] = []
+    for block in _not_details(document.body) if document.command in _BRIEF and document.verdict else ():
+        match block:
+            case doc.Facts():
+                made += [
+                    doc.Row(one_line(doc.plain(name), _LABELS - 2), doc.plain(value)) for name, value, *_ in block.rows
+                ]
+            case doc.Findings():
+                made += [doc.Row("Finding", one_line(finding.sentence, 200)) for finding in block.findings]
+            case doc.Items():
+                made += [doc.Row("Why", one_line(doc.plain(line), 200)) for line in block.lines]
+            case doc.Checks():
+                unmet = (check for check in block.checks if check.status in ("failed", "missing"))
+                made += [doc.Row("Missing", one_line(f"{check.title}: {check.found}", 200)) for check in unmet]
+            case doc.Code():
+                made += [
+                    doc.Row("Next", doc.Cell(line, code=True))
+                    for line in block.text.splitlines()
+                    if line.startswith("assay")
+                ]
+    shown: list[doc.Row] = []
+    for label in sorted(
+        dict.fromkeys(row.label for row in made), key=lambda label: label not in ("Finding", "Why", "Missing")
+    ):
+        some = [row for row in made if row.label == label][:_OF_A_LABEL]
+        shown += [replace(row, label=label * (not n)) for n, row in enumerate(some)]
+    return [*shown, doc.Row("More", "--all prints the rest, --html FILE writes the page")] if shown else []
+
+
+def _not_details(blocks: Sequence[doc.Block]) -> Iterator[doc.Block]:
+    for block in blocks:
+        if not isinstance(block, doc.Section):
+            yield block
+        elif not (block.detail or block.folded or block.id.startswith("file-")):
+            yield from _not_details(block.blocks)
 
 
 def _is_command(row: doc.Row) -> bool:

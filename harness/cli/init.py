@@ -6,6 +6,7 @@ import ast
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from string import Template
@@ -287,10 +288,13 @@ def doctor(
     from assay.harness.run.doctor import Examination, examine
 
     spec, examined = make_spec(flags, config), list[Any]()
-    with progress() as display, display.waiting("examining", lambda: f"after {examined[-1].id}" if examined else ""):
-        for shown in examine(
-            spec, is_candidate_named(flags, config)
-        ):  # the last of them calls a kernel, which may hang
+    # What imports print does not precede the answer. The last step calls a kernel, which may hang.
+    with (
+        progress() as display,
+        display.waiting("examining", lambda: f"after {examined[-1].id}" if examined else ""),
+        redirect_stdout(sys.stderr),
+    ):
+        for shown in examine(spec, is_candidate_named(flags, config)):
             examined.append(shown)
     raise typer.Exit(deliver(_document(Examination(device=spec.device, examined=tuple(examined)))))
 

@@ -9,7 +9,6 @@ import typer
 
 from assay.harness.cli.app import app, as_given
 from assay.harness.cli.output import (
-    All,
     deliver,
     detail,
     errors,
@@ -78,7 +77,6 @@ def check(
     ] = False,
     read_out: _ReadOut = 30.0,
     test: _Test = None,
-    everything: All = False,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
     from assay.harness.checks.jobs import check as run
@@ -107,7 +105,7 @@ def check(
             quick=quick,
         )  # fmt: skip
     document = check_document(result, detail.verbose)
-    raise typer.Exit(_deliver(result, deliver(document, everything=everything), test))
+    raise typer.Exit(_deliver(result, deliver(document), test))
 
 
 def _deliver(result: KernelResult, code: int, test: Path | None) -> int:
@@ -151,7 +149,6 @@ def replay(
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
     read_out: _ReadOut = 30.0,
     test: _Test = None,
-    everything: All = False,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.checks.jobs import replay as run
@@ -164,7 +161,7 @@ def replay(
                 display.count(f"{candidate}: runs on recorded calls", event["done"], event["total"])
 
         result = run(pack, candidate, read_out=read_out, on_event=show)
-    raise typer.Exit(_deliver(result, deliver(check_document(result), everything=everything), test))
+    raise typer.Exit(_deliver(result, deliver(check_document(result)), test))
 
 
 @app.command()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 console = Console()
 errors = Console(stderr=True)
 # What a command prints or writes besides its result; ``--quiet`` silences `console`.
-detail = SimpleNamespace(verbose=False, json=False, html=None, junit=None)
+detail = SimpleNamespace(verbose=False, json=False, html=None, junit=None, all=False)
 # Seconds between two lines of progress where the output is no terminal.
 _LINES_S, _VERBOSE_LINES_S = 30.0, 1.0
 
@@ -79,29 +79,25 @@ def _to_write(kind: str, exists_as_another: Callable[[Path], bool], do: str) -> 
 new_file = _to_write("a file, which is written", Path.is_dir, "name a file in it: {path}/NAME")
 new_folder = _to_write("a folder (created if missing)", Path.is_file, "name a folder")
 
-All = Annotated[bool, typer.Option("--all", help="Print all that there is to say, not only the first screen.")]
-"""An option of the commands whose first screen says less than their page."""
-
 
 def print_json(document: str) -> None:
     """Print a result as JSON, as it is."""
     sys.stdout.write(document.rstrip("\n") + "\n")
 
 
-def deliver(document: Document, page: Path | None = None, everything: bool = False) -> int:
+def deliver(document: Document, page: Path | None = None) -> int:
     """Print a document, the answer first, and write what was asked for.
 
     Args:
         document: of a command's result.
         page: the command's own page, besides the file of ``--html``.
-        everything: whether its whole body is printed instead of the first screen.
 
     Returns:
         The exit code.
     """
     from assay.reports.terminal import render
 
-    render(document, console, everything)
+    render(document, console, detail.all)
     write_asked(document, page)
     if document.page:
         file_row("Report", document.page)
@@ -161,6 +157,9 @@ def _output(
     ] = False,
     html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
     junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
+    all: Annotated[
+        bool, typer.Option("--all", help="Print all that there is to say, not only the first screen.")
+    ] = False,
     quiet: Annotated[
         bool,
         typer.Option("-q", "--quiet", help="Print only the verdict, if any, and errors.", is_eager=True),
@@ -183,7 +182,7 @@ def add_output_flags(command: Any) -> None:
         if not command.invoke_without_command:
             return
     shared = [flag for flag in typer.main.get_command(_flags).params if flag.name in _output.__annotations__]
-    for flag in shared[3:] if command.name in _WITHOUT_RESULT else shared:
+    for flag in shared[4:] if command.name in _WITHOUT_RESULT else shared:
         flag.expose_value, flag.callback = False, _set
         command.params.append(flag)
 

@@ -10,7 +10,7 @@ import typer
 
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
-from assay.harness.cli.output import All, deliver, new_folder, progress, say, write_asked
+from assay.harness.cli.output import deliver, new_folder, progress, say, write_asked
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
@@ -79,7 +79,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) 
     return made
 
 
-def _show(made: Report, folder: Path, interrupted: str = "", everything: bool = False) -> None:
+def _show(made: Report, folder: Path, interrupted: str = "") -> None:
     """Write every report of a run, and show the verdict; of one that was interrupted just now, after what, and how it goes on."""
     from assay.harness.judge.history import PAGE
     from assay.reports.run_report import run_document
@@ -89,7 +89,7 @@ def _show(made: Report, folder: Path, interrupted: str = "", everything: bool = 
         write_reports(made, folder)
         document = run_document(made, folder / PAGE)
         if not interrupted:
-            deliver(document, everything=everything)
+            deliver(document)
             return
     assert made.failure is not None
     say(f"Interrupted{interrupted}. There is no verdict, so this is not a pass. What was measured is in {folder}.")
@@ -130,7 +130,6 @@ def report(
             show_default=False,
         ),
     ] = None,
-    everything: All = False,
 ) -> None:
     """Judge a run's evidence again, rewrite the report files in its folder, and show the report; show a report.json as it is."""
     from assay.harness.cli.invariance import show_features
@@ -148,12 +147,12 @@ def report(
         from assay.harness.judge.build import build
 
         made = build(RunFolder(path))
-        _show(made, path, everything=everything)
+        _show(made, path)
         raise typer.Exit(made.exit_code)
     if path.is_file() and path.suffix != ".json":
         check_run(path)
     document = run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE)
-    raise typer.Exit(deliver(document, everything=everything))
+    raise typer.Exit(deliver(document))
 
 
 @app.command()

@@ -131,7 +131,7 @@ def test_a_signal_while_a_report_is_made_does_not_prevent_it(
 
     monkeypatch.setattr(write_module, "write_reports", write)
     monkeypatch.setattr("assay.reports.run_report.run_document", lambda made, page: made)
-    monkeypatch.setattr(cli_run, "deliver", lambda document, everything: 0)
+    monkeypatch.setattr(cli_run, "deliver", lambda document: 0)
     with like_ctrl_c():
         cli_run._show("the report", tmp_path)  # type: ignore[arg-type]
     assert written == ["the report"]

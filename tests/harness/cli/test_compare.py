@@ -25,7 +25,7 @@ def test_a_regression_exits_with_1_and_is_shown_and_written(
 ) -> None:
     files = [tmp_path / name for name in ("c.html", "c.xml")]
     flags = ["--html", files[0], "--junit", files[1]]
-    assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", *flags) == 1
+    assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", "--all", *flags) == 1
     shown = capsys.readouterr().out
     assert shown.startswith("REGRESSION   B is worse than A")
     assert "lost 7" in shown
@@ -49,7 +49,7 @@ def test_tensors_are_compared_by_head_and_token_where_the_layout_is_told(
     np.savez(tmp_path / "same.npz", **{"layers.0.attn": values})
     values[2, 3] = 2
     np.savez(tmp_path / "b.npz", **{"layers.0.attn": values})
-    told = ("--layout", "thd")
+    told = ("--layout", "thd", "--all")
     assert call(tmp_path / "a.npz", tmp_path / "b.npz", "--json", "--html", tmp_path / "c.html", *told) == 1
     said = capsys.readouterr()
     assert "First and worst: layer 0, attention, head 3, token 2, of layers.0.attn" in said.err
