@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from assay.harness.errors import AssayError as AssayError
     from assay.harness.evidence.kernel_result import KernelResult as KernelResult
     from assay.harness.extras import Extra
+    from assay.harness.ingest.recognise import compare as compare
+    from assay.harness.ingest.recognise import ingest as ingest
     from assay.harness.judge.report import Report as Report
     from assay.harness.run.run import run as run
     from assay.harness.verdict import Finding as Finding
@@ -50,6 +52,8 @@ _HOME = {
     "RunSpec": "assay.harness.config",
     "Report": "assay.harness.judge.report",
     "Finding": "assay.harness.verdict",
+    "compare": "assay.harness.ingest.recognise",
+    "ingest": "assay.harness.ingest.recognise",
     "AssayError": "assay.harness.errors",
 }
 

@@ -52,7 +52,7 @@ def draw_gsm8k(data: str, most: int, seed: int = 0) -> Drawn:
     try:
         problems = [_question(source, index, row) for index, row in enumerate(_load(source))]
     except UnicodeDecodeError as error:  # Arrow reads bytes as text without a look at them
-        raise UsageError(f"{source} is no text: {error}.", "UTF-8", "convert it to UTF-8") from None
+        raise UsageError(f"{source} is not text: {error}.", "UTF-8", "convert it to UTF-8") from None
     return in_random_order(problems, most, seed)
 
 
@@ -70,7 +70,7 @@ def _load(source: str) -> Any:
 def _question(source: str, index: int, row: dict[str, Any]) -> Question:
     number = _ANSWER.search(str(row["answer"] or ""))
     if not isinstance(row["question"], str):
-        raise UsageError(f"{source}, row {index}: the question is no text.", "a text", "correct or drop that row")
+        raise UsageError(f"{source}, row {index}: the question is not a string.", "a text", "correct or drop that row")
     if not row["question"] or number is None:
         raise UsageError(
             f"{source}, row {index}: the answer ends in {str(row['answer'])[-40:]!r}.",

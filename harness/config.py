@@ -97,8 +97,17 @@ class RunSpec(Settings):
             RunSpec.of(reference="triton", candidate_arg=("--kv-cache-dtype=fp8_e4m3",))
 
         Raises:
-            ValidationError: a name is unknown, or a value out of range.
+            UsageError: a name is unknown, or a value out of range.
         """
+        _refuse_unknown(given, set(FIELDS), "RunSpec.of: the setting")
+        try:
+            return cls._sorted(given)
+        except ValidationError as error:
+            raise _usage_error(error, Path(FILE), ()) from None
+
+    @classmethod
+    def _sorted(cls, given: dict[str, Any]) -> Self:
+        """Sort settings, and where each line of the policy came from, into the parts of a run."""
         device = given.get("device", "cpu")
         if "candidate" not in given and _OF_SIDE["candidate"].keys() & given.keys():
             given["candidate"] = given.get("reference") or defaults(device)["reference"]
@@ -246,9 +255,14 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
     sources = {name: f"{file or FILE}, [policy]" for name in POLICY if name in written}
     sources |= {name: flag(name) for name in POLICY if name in given}
     try:
-        return RunSpec.of(**{**written, **given}, given_by=sources)
+        return RunSpec._sorted({**written, **given, "given_by": sources})
     except ValidationError as error:
         raise _usage_error(error, file or Path(FILE), written, given) from None
+
+
+def is_candidate_named(flags: Mapping[str, Any], file: Path | None) -> bool:
+    """Return True if a flag or the ``assay.toml`` names a candidate, and not only the default does."""
+    return flags.get("candidate") is not None or "candidate" in _read_file(file)
 
 
 def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:

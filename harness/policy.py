@@ -33,12 +33,12 @@ class Policy(Settings):
     )
     alpha: float = Field(0.05, gt=0, le=0.2, description="error rate of each interval and test")
     greedy_margin: float = Field(
-        0.10, gt=0, description="largest share of greedy texts that may differ by more than noise; at most 0.25"
+        0.10, gt=0, description="largest share of greedy texts that may differ by more than rounding; at most 0.25"
     )
     logits_limit: float | None = Field(
         None,
         gt=0,
-        description="largest mean KL of the logits, in nats, at most 0.25; by default what the declared noise explains",
+        description="largest mean KL of the logits, in nats, at most 0.25; by default what rounding explains",
     )
     latency_bound: float = Field(
         1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes"
@@ -46,21 +46,19 @@ class Policy(Settings):
     length_bound: float = Field(
         0.05, gt=0, description="largest change of the length of answers that passes, as a fraction; at most 0.5"
     )
-    require: tuple[SuiteName, ...] = Field((), description="suites without which there is no pass, separated by commas")
+    require: tuple[SuiteName, ...] = Field((), description="suites that a pass requires, separated by commas")
     bounds: dict[str, float] = Field(
         {},
-        description="largest own error (relative L1), by the noise that a kernel declares; exact for kernels that declare none",
+        description="largest error (relative L1), by the noise that a kernel declares; exact for kernels that declare none",
     )
     envelope_tokens: int = Field(
-        256, ge=128, le=1_000_000, description="length in tokens up to which a pass must have compared calls"
+        256, ge=128, le=1_000_000, description="length in tokens up to which calls must be compared for a pass"
     )
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
     fingerprint: str = Field(
         "", description="accepted fingerprint of the candidate, beside which it must serve the same; by default none"
     )
-    growth: float = Field(
-        1.5, ge=1, description="largest growth of an own error over the accepted baseline's, as a factor"
-    )
+    growth: float = Field(1.5, ge=1, description="largest growth of an error over the accepted baseline's, as a factor")
     reference_from: Literal["server", "baseline"] = Field(
         "server", description="where the reference's answers come from: a server, or the matching accepted baseline"
     )

@@ -56,7 +56,7 @@ def regular_file(path: Path) -> os.stat_result:
         raise IsADirectoryError(21, "Is a directory", str(path))
     if not stat.S_ISREG(status.st_mode):
         raise EvidenceError(
-            f"{path} is no regular file.", "a file, no pipe and no device", "copy its content to a file"
+            f"{path} is not a regular file.", "a file, no pipe and no device", "copy its content to a file"
         )
     return status
 

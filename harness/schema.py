@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,15 @@ RULE = (
     "version. A later assay reads all documents of a version; an earlier one may refuse fields that it does not know."
 )
 """What may change in a document without a new version of its schema: of every schema of this package, from packs to reports."""
+
+
+def page_in_notebook(result: BaseModel) -> str | None:
+    """Show a result in a notebook as its page, or None for a part of a result, which has none.
+
+    Reports lie above the records that they show, so they are found by name.
+    """
+    page: str | None = import_module("assay.reports.notebook").page(result)
+    return page
 
 
 class Record(BaseModel):

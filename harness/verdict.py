@@ -13,7 +13,7 @@ from pydantic import Field, computed_field, model_validator
 
 from assay.harness.errors import ExitCode
 from assay.harness.picture import Picture
-from assay.harness.schema import Part
+from assay.harness.schema import Part, page_in_notebook
 from assay.harness.statement import Statement, Worded
 from assay.harness.text import one_line
 
@@ -102,6 +102,16 @@ class Decided(Part):
         """Drop the exit code of a document that was read: it is computed."""
         return {key: value for key, value in data.items() if key != "exit_code"} if isinstance(data, dict) else data
 
+    _repr_html_ = page_in_notebook
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.verdict}{f': {self._about}' if self._about else ''}>"
+
+    @property
+    def _about(self) -> str:
+        """Say for `repr` of what this is the result."""
+        return ""
+
 
 class Check(Worded):
     """One requirement of a pass, and whether it was met. `missing` and `failed` forbid a pass; `not checked` does not."""
@@ -163,11 +173,11 @@ class Finding(Part):
     only: str = Field(
         "", description='the condition outside of which it does not show, as it was tried; such as "head_dim is 128"'
     )
-    diagnosis: str = Field("", description="what is wrong; empty where `claim` states it")
+    diagnosis: str = Field("", description="the diagnosis, or empty where `claim` states it")
     does: str = Field(
         "",
-        description='what the kernel does and when, in words that follow its name, such as "applies a top-left causal mask once a '
-        'prefix is cached"; the diagnosis then states where; empty for findings that are no bug of a kernel',
+        description='the bug and its condition, as a predicate of the kernel, such as "applies a top-left causal mask once a '
+        'prefix is cached"; the diagnosis then states where. Empty for findings other than bugs',
     )
     evidence: tuple[str, ...] = ()
     reproduce: str

@@ -83,7 +83,7 @@ def bisection_document(state: BisectState) -> Document:
             Facts(
                 [
                     *((name, Cell(value, code=True)) for name, value in asked),
-                    ("classified by", "own error, compared with the bound of each call"),
+                    ("classified by", "error, compared with the bound of each call"),
                 ]
             ),
             _named(state, result),

@@ -44,8 +44,8 @@ _FINDINGS = (
     _Advice(
         UNEXPLAINED,
         TITLES[UNEXPLAINED],
-        "An output is out of its bound, and no hypothesis fits it to within the noise. Several bugs at once also look like this.",
-        "Read the line that begins with \"observed\", if there is one. Look at the axes: which values of which axis fail? Run the "
+        "An output is out of its bound, and no known bug explains it to within rounding. Several bugs at once also look like this.",
+        "Read the line that begins with \"observed\", if any. Look at the axes: which values of which axis fail? Run the "
         "test of the smallest failing call in a debugger.",
     ),
     _Advice(
@@ -53,13 +53,13 @@ _FINDINGS = (
         "another operator",
         "The kernel was asked what it computes, and the answer is exact: it is neither attention nor a known bug. The finding's "
         "sentence states what it is instead, and its picture shows it on the smallest telling call.",
-        "Compare the sentence with what the kernel is meant to compute. If it is meant, it is no attention backend for this model.",
+        "Compare the sentence with what the kernel is meant to compute. If it is, this is not an attention backend for this model.",
     ),
     _Advice(
         NONDETERMINISM,
         TITLES[NONDETERMINISM],
         "The same call, run twice in a row, gives different outputs. Atomics that add in another order differ by rounding, which "
-        "is only information. A difference beyond the noise is a race: missing synchronisation, or memory that is not initialised.",
+        "is only information. A larger difference is a race: missing synchronisation, or memory that is not initialised.",
         "If it is serious, look for a missing barrier, for shared memory that is read too early, and for torch.empty.",
     ),
     _Advice(
@@ -72,7 +72,7 @@ _FINDINGS = (
     _Advice(
         LSE_WRONG,
         TITLES[LSE_WRONG],
-        "The kernel declares that it returns log-sum-exps, and one of them is further from the right one than noise explains. "
+        "The kernel declares that it returns log-sum-exps, and one of them is further from the right one than rounding explains. "
         "Outputs of parts of the keys are merged by them, so that a wrong one weights a part wrongly.",
         _RIGHT_LSE,
     ),
@@ -103,7 +103,7 @@ _FINDINGS = (
         OUTPUT_SCALED,
         TITLES[OUTPUT_SCALED],
         "Every output is a multiple of what it should be. The slope of the output on the truth over many calls shows factors that "
-        "are far within the noise of one call.",
+        "rounding would hide in a single call.",
         "Look at the denominator of the softmax, and at the scale of a quantised V.",
     ),
     _Advice(
@@ -121,15 +121,15 @@ _FINDINGS = (
     ),
     _Advice(
         "own-error-out-of-bounds",
-        "own error out of bounds",
-        "In a server, on the inputs of real requests, the candidate's error is larger than noise explains, in these layers, heads "
-        "and conditions. No recorded call gave the bug a name.",
+        "error beyond rounding",
+        "In a server, on the inputs of real requests, the candidate's error is larger than rounding explains, in these layers, "
+        "heads and conditions. No recorded call gave the bug a name.",
         "Record calls of that condition and replay them: assay run --record, then assay replay.",
     ),
     _Advice(
         "gain",
         "output scaled",
-        "In a server, the candidate's output is a multiple of the truth, by more than noise explains: a slope over all calls.",
+        "In a server, the candidate's output is a multiple of the truth, by more than rounding explains: a slope over all calls.",
         "Look at the denominator of the softmax, and at the scale of a quantised V.",
     ),
     _Advice(
@@ -147,15 +147,15 @@ _FINDINGS = (
     _Advice(
         "reference-erratic",
         "erratic reference",
-        "The reference was asked some prompts twice, and its log-odds changed by more than noise explains. "
-        "Its evidence about the candidate is then in doubt: such a run is no pass.",
+        "The reference was asked some prompts twice, and its log-odds changed by more than rounding explains. "
+        "Its evidence about the candidate is then in doubt: such a run cannot pass.",
         "Find out what makes the reference differ from run to run: batching, another load on the machine, or a race in its kernel.",
     ),
     _Advice(
         "accuracy",
         "loss of accuracy",
         "The candidate answers fewer questions right than the reference, by more than the margin. The finding names the condition "
-        "that separates right from wrong answers, if there is one.",
+        "that separates right from wrong answers, if any.",
         "Find the layer and the bug that cause it with assay run --suites layers; the suite \"layers\" of a run does the same.",
     ),
     _Advice(
@@ -198,7 +198,7 @@ def titles() -> dict[str, dict[str, str]]:
     known = {
         heading: {bug.id: bug.title for bug in FAMILY if bug.kind == kind} for kind, heading in KIND_TITLES.items()
     }
-    return known | {"Findings that are no known bug": {id: finding.title for id, finding in _OTHERS.items()}}
+    return known | {"Findings other than known bugs": {id: finding.title for id, finding in _OTHERS.items()}}
 
 
 def explanation(id: str) -> str:

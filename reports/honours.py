@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import RootModel
+
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, Shape
 from assay.harness.text import counted
 from assay.reports.document import Block, Cell, Code, Document, Items, Line, Section, Table
@@ -17,6 +22,26 @@ _ABOUT = (
     "honours: computes what is asked. ignores: computes attention without it, and says nothing. wrong: computes something else. "
     "refuses: raises an error that names it. crashes: fails in another way. not measured: assay cannot run it here."
 )
+
+
+def list_document(kernels: Sequence[Mapping[str, Any]], sglang: Sequence[str], problem: str) -> Document:
+    """Build the document of what is here: the published kernels, and SGLang's own backends or why there are none."""
+    said = [
+        f"{kernel['name']}  {kernel.get('problem') or '{}  {path}  {about}'.format('+'.join(kernel['phases']), **kernel)}"
+        for kernel in kernels
+    ]
+    return Document(
+        command="backends",
+        title="backends",
+        verdict=None,
+        headline=f"{counted(len(kernels), 'kernel')}, {counted(len(sglang), 'backend')} of SGLang.",
+        body=[
+            Line("Kernels (entry-point group assay.kernels):"),
+            *(Line(f"  {line}") for line in said),
+            Line(f"SGLang's own: {problem or ', '.join(sglang)}"),
+        ],
+        result=RootModel({"kernels": kernels, "sglang": sglang, "problem": problem}),
+    )
 
 
 def honours_document(result: Honours) -> Document:

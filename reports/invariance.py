@@ -10,7 +10,6 @@ from assay.reports.document import (
     Block,
     CaseResult,
     Cell,
-    Checks,
     Document,
     Facts,
     Findings,
@@ -19,26 +18,29 @@ from assay.reports.document import (
     Suite,
     Table,
     Words,
+    checks_blocks,
 )
 from assay.reports.summary import NOTHING
 from assay.reports.wording.invariance import NO_ARM, clauses
 from assay.reports.wording.verdict import headline
 from assay.reports.wording.written import worded_json
 
-_ARMS = ("arm", "features", "prefill KL", "worst", "decode KL", "worst", "server", "seconds", "verdict")
+_ARMS = ("variant", "features", "prefill KL", "worst", "decode KL", "worst", "server", "seconds", "verdict")
 
 
 def invariance_document(result: InvarianceResult) -> Document:
-    """Build the document: verdict, findings, arms, features and pairs."""
+    """Build the document: verdict, findings, variants, features and pairs."""
     return Document(
         command="invariance",
         title=f"features of {one_line(result.backend, 60)} that must change nothing",
         verdict=result.verdict,
         headline=headline(result),
         created=result.created,
-        crumbs=[f"{counted(len(result.arms), 'arm')}, {counted(result.servers, 'server')}, {duration(result.seconds)}"],
+        crumbs=[
+            f"{counted(len(result.arms), 'variant')}, {counted(result.servers, 'server')}, {duration(result.seconds)}"
+        ],
         body=_body(result),
-        foot=f"{result.schema_id}. Next to this file: invariance.json, the complete result, and arms, what was answered.",
+        foot=f"{result.schema_id}. Next to this file: invariance.json, the complete result, and arms/, the answers.",
         suites=[_suite(result)],
         result=result,
         json=worded_json,
@@ -47,8 +49,8 @@ def invariance_document(result: InvarianceResult) -> Document:
 
 def _says(result: InvarianceResult) -> str:
     return (
-        f"Each arm scored the same {counted(result.probes, 'probe')}, token by token, and wrote the same tokens. The base differs "
-        f"from itself in other batches by a mean KL of {result.floor_kl:.2g} nats; up to {result.bound_kl:.2g} counts as none."
+        f"Each variant scored the same {counted(result.probes, 'probe')}, token by token, and wrote the same tokens. The base "
+        f"differs from itself in other batches by a mean KL of {result.floor_kl:.2g} nats; up to {result.bound_kl:.2g} is none."
     )
 
 
@@ -62,10 +64,10 @@ def _body(result: InvarianceResult) -> list[Block]:
             ]
         ),
         Section("Findings", [Findings(result.findings)] if result.findings else [], "findings"),
-        Section("Arms", [Line(_says(result), "quiet"), _arms(result)], "arms"),
-        Section("Features", [_features(result.features)], "features"),
+        Section("Variants", [Line(_says(result), "quiet"), _arms(result)], "arms"),
+        Section("Features", _features(result.features), "features"),
         Section("Pairs", [_matrix(result), *_left_out(result)], "pairs", detail=True),
-        Section("Requirements of a pass", [Checks(result.checks)], "checks"),
+        Section("Requirements of a pass", checks_blocks(result.checks), "checks"),
     ]
     facts: list[tuple[Words, ...]] = [
         ("Hardware", result.hardware),
@@ -98,16 +100,26 @@ def _nats(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2g}"
 
 
-def _features(rows: tuple[FeatureRow, ...]) -> Table:
-    return Table(
-        ("feature", "what is on", "arms", "shown by"),
-        [(row.id, row.title, f"{row.arms}", row.seen or f"not covered: {row.not_covered or NO_ARM}") for row in rows],
-        numbers=(2,),
-    )
+def _features(rows: tuple[FeatureRow, ...]) -> list[Block]:
+    """Tabulate the features that were on, and folded below those that were not."""
+    on, off = ([row for row in rows if bool(row.seen) == seen] for seen in (True, False))
+    tables = [
+        Table(
+            ("feature", "effect", "variants", "shown by"),
+            [
+                (row.id, row.title, f"{row.arms}", row.seen or f"not covered: {row.not_covered or NO_ARM}")
+                for row in some
+            ],
+            numbers=(2,),
+        )
+        for some in (on, off)
+    ]
+    fold = Section(f"{counted(len(off), 'feature')} not covered", [tables[1]], folded=True)
+    return [*([tables[0]] if on else []), *([fold] if off else [])]
 
 
 def _matrix(result: InvarianceResult) -> Table:
-    """Every feature by every other; on the diagonal each in any arm."""
+    """Show every feature by every other; on the diagonal each in any variant."""
     names = list(dict.fromkeys(cell.first for cell in result.pairs))
     cells = {frozenset((cell.first, cell.other)): cell for cell in result.pairs}
     rows: list[list[Words]] = [[row, *(_pair(cells[frozenset((row, column))]) for column in names)] for row in names]
@@ -117,7 +129,7 @@ def _matrix(result: InvarianceResult) -> Table:
 def _left_out(result: InvarianceResult) -> list[Block]:
     """Name the pairs that the budget left out; nothing if it left none out."""
     pairs = ", ".join(" + ".join(pair) for pair in result.left_out)
-    return [Line(f"In no arm that decided: {pairs}.", "quiet")] if pairs else []
+    return [Line(f"Not together in any variant that decided: {pairs}.", "quiet")] if pairs else []
 
 
 def _pair(cell: PairCell) -> Cell:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from assay.harness.errors import ExitCode
 from assay.harness.text import one_line, visible
-from assay.reports.document import CaseResult, Document, Suite
+from assay.reports.document import CaseResult, Document, Outcome, Suite
 
 _OUTPUT_LIMIT = 10_000
 
@@ -25,9 +26,20 @@ _OUTPUT_LIMIT = 10_000
 def to_junit(document: Document) -> str:
     """The cases of a document as JUnit XML."""
     made = JUnitXml("assay")
-    for suite in document.suites:
+    for suite in document.suites or [_suite_of(document)]:
         made.add_testsuite(_suite(suite))
     return '<?xml version="1.0" encoding="utf-8"?>\n' + str(made.tostring().decode("utf-8")) + "\n"
+
+
+def _suite_of(document: Document) -> Suite:
+    """Make the suite of a document that names none: one case, which is green only if the command exits with 0."""
+    outcome: Outcome = "failed" if document.code else "ok"
+    if document.code == ExitCode.NO_VERDICT:
+        outcome = "missing"
+    if document.exit_code is None:
+        outcome = document.verdict or outcome
+    case = CaseResult("verdict", f"assay.{document.command}", outcome, document.headline, [document.headline])
+    return Suite(f"assay {document.command}", [case])
 
 
 def _suite(suite: Suite) -> TestSuite:

@@ -34,7 +34,7 @@ def layer_diff_section(layers: LayersResult) -> Section:
         details.append(Code(replay_command(layers.pack), about))
     blocks = [*map(Line, lines), *_by_prefix(layers), Section("", [*details, *_depth(layers)], detail=True)]
     return Section(
-        "Layer diff", blocks, "layer-diff", folded=judged and not layers.sources, lead=lead, short="Layers", style="layer-diff",
+        "Layer diff", blocks, "layer-diff", folded=judged and not layers.sources, lead=lead, style="layer-diff",
     )  # fmt: skip
 
 
@@ -67,9 +67,9 @@ def _about(layers: LayersResult, judged: bool) -> str:
         if layers.against_truth
         else "The outputs are compared. Relative L1, Σ|candidate − reference| / Σ|reference|."
     )
-    bound = "A bound is the error that noise explains at the worst cell." if judged else "No bound applies."
+    bound = "A bound is the error that rounding explains at the worst cell." if judged else "No bound applies."
     return (
-        f"Own error: {layers.candidate} computes each attention call of {layers.reference} from the same q, k and v. {against} "
+        f"Error: {layers.candidate} computes each attention call of {layers.reference} from the same q, k and v. {against} "
         f"{layers.layers} layers, {layers.heads} heads, {layers.passes:,} forward passes. {bound}"
     )
 
@@ -78,10 +78,10 @@ def _depth(layers: LayersResult) -> list[Block]:
     """Each layer's worst cell, and its own, inherited and total error where a free-running candidate was traced."""
     traced = any(row.total is not None and row.whole is not None for row in layers.depth)
     note = (
-        "Total: a layer’s output where the candidate serves, against the reference’s. Inherited: the part that comes from the "
-        "layers before. Own: the rest. A cell is a part of a layer, so its error may be larger."
+        "Total: a layer’s output where the candidate serves, against the reference’s. Earlier layers: the part that comes from the "
+        "layers before. This layer: the rest. A cell is a part of a layer, so its error may be larger."
     )
-    columns = ("Layer", "Worst cell", "Bound", *(("Own", "Inherited", "Total") if traced else ()))
+    columns = ("Layer", "Worst cell", "Bound", *(("This layer", "Earlier layers", "Total") if traced else ()))
     rows = [_depth_row(row, traced) for row in layers.depth]
     table = Table(columns, rows, note=note if traced else "", numbers=range(len(columns)), style="cells")
     return [Section("Errors by layer", [table], folded=True)] if rows else []
@@ -118,14 +118,15 @@ def _maps(layers: LayersResult) -> list[Block]:
     others = [grid for grid in layers.grids if grid.columns != "head"]
     if not heads:
         return []
-    title = "Difference from the reference" if layers.against_truth else "Own error"
+    title = "Difference from the reference" if layers.against_truth else "Error"
     about = Line("Each cell is the worst over query positions and places in the batch, not the average.", "quiet")
-    small: list[Block] = [Drawing(others, "small")] if others else []
+    by = "By cached prefix, position and place in the batch"
+    small: list[Block] = [Section(by, [Drawing(others, "small")], folded=True)] if others else []
     return [Section(f"{title} by layer and head", [about, Drawing(heads), *small])]
 
 
 def _cells(layers: LayersResult) -> list[Block]:
-    error = "Difference" if layers.against_truth else "Own error"
+    error = "Difference" if layers.against_truth else "Error"
     rows: list[tuple[Words, ...]] = []
     for *place, own, bound in worst_cells(layers, _SHOWN):
         rows.append((*map(one_line, place), _error(own, out_of_bounds(own, bound)), error_percent(bound)))

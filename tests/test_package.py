@@ -299,11 +299,12 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
     )
     env = {**base_only, "PYTHONPATH": f"{base_only['PYTHONPATH']}:{tmp_path}"}
     page = tmp_path / "check.html"
-    words = "--dtype fp16,bf16 --head-dim 64 --head-dim 32,128 --case 1+1- --calls 0 --html".split()
-    done = python("-m", "assay", "check", "mine:forward", *words, str(page), **env)
+    words = "--dtype fp16,bf16 --head-dim 64 --head-dim 32,128 --case 1+1- --calls 0".split()
+    done = python("-m", "assay", "check", "mine:forward", *words, f"--html={page}", f"--junit={tmp_path / 'check.xml'}", **env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mine:forward is correct on all" in done.stdout
     assert "mine:forward is correct on all" in page.read_text()
+    assert 'failures="0"' in (tmp_path / "check.xml").read_text()
     explained = python("-m", "assay", "explain", "mask-top-left", **env)
     assert "causal mask top-left" in explained.stdout, explained.stderr
 

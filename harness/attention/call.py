@@ -33,9 +33,9 @@ class Mask:
     """The keys of its own sequence that each query sees. Everything that needs to know asks `span` or `visible`.
 
     Attributes:
-        causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key, of which
+        causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key;
             there may be any number: in cross attention they are those of another sequence.
-        window: most keys that a query sees, its own and those right before it; 0 for all of them. Only with `causal`. Engines count
+        window: most keys that a query sees, its own and those right before it; 0 for no limit. Only with `causal`. Engines count
             otherwise: SGLang's layers have `window - 1`, the number of keys before its own.
 
     Raises:
@@ -53,7 +53,7 @@ class Mask:
             )
 
     def span(self, rows: _Ints, len_q: int | _Ints, len_k: int | _Ints) -> tuple[int | _Ints, _Ints]:
-        """Return the first key that queries see, and one past the last. A query for which that is no range sees none.
+        """Return the first key that queries see, and one past the last. A query with an empty range sees none.
 
         Args:
             rows: numbers of the queries among the new tokens of their sequence.
@@ -70,7 +70,7 @@ class Mask:
             rows: int64, see `span`.
             len_q: see `span`.
             len_k: see `span`.
-            keys: int64 [keys], the keys to ask about; None for all `len_k`, which is then an int.
+            keys: int64 [keys], the keys to ask about, by default all `len_k`, which is then an int.
         """
         import torch
 
@@ -104,7 +104,7 @@ class _HeadMap:
 
 @dataclass(frozen=True)
 class CallSpec:
-    """The request of a call: all of it that is no tensor.
+    """The request of a call: everything except its tensors.
 
     Attributes:
         scale: softmax scale, natural-exponent convention: weights are softmax(scale * q k^T).
@@ -120,17 +120,17 @@ class CallSpec:
             applied RoPE to the last 64 dims of q and k, and multiplied q by the projection from latent dims to keys; it multiplies
             the output by that to values. `scale` is that of the head dim before, 192 ** -0.5.
         grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
-            PyTorch are named; empty for that of the caller.
+            PyTorch are named, or an empty string for that of the caller.
         on_grid: whether storing q, k, v or the weights in fewer bits is exact: q, k and v are 0 or of one size, and weights are 0
             or 1 unless nothing stores them. Any difference is then one of structure.
-        softcap: scores s become softcap * tanh(s / softcap) before the softmax, as in Gemma 2 and Grok; 0 for none.
+        softcap: scores s become softcap * tanh(s / softcap) before the softmax, as in Gemma 2 and Grok; 0 for no cap.
         temperature: the scores of a query at position p of its sequence, counted from 0, are multiplied by
-            log(p) / log(temperature) where p > temperature, as in Grok (SGLang's `xai_temperature_len`); 0 for none.
-        sinks: for each q head, the score of a key that every query sees and whose v is 0, as in gpt-oss; empty for none.
+            log(p) / log(temperature) where p > temperature, as in Grok (SGLang's `xai_temperature_len`); 0 for no temperature.
+        sinks: for each q head, the score of a key that every query sees and whose v is 0, as in gpt-oss; empty without sinks.
         padded_rows: rows at the end of q that belong to no sequence, as in a captured graph of a larger batch. A kernel returns an
-            output of q's shape all the same, of which the padded rows are not looked at.
+            output of q's shape all the same; its padded rows are ignored.
         ways: ways in which engines call a function with a known signature, which its adapter is to take here: see
-            `assay.harness.attention.adapters.adapter`. They change nothing of what is computed.
+            `assay.harness.attention.adapters.adapter`. They do not change the result.
 
     Raises:
         ValueError: a negative soft cap, or a temperature of 1 or less.
@@ -159,7 +159,7 @@ class CallSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of what it asks for beyond plain attention; see `AttentionCall.features`."""
+        """Names of the features that it asks for beyond plain attention; see `AttentionCall.features`."""
         asked = {
             "window": self.mask.window, "softcap": self.softcap, "temperature": self.temperature, "sinks": self.sinks,
             "padding": self.padded_rows, "mla": self.layout == "v in k",
@@ -195,7 +195,7 @@ class StoredKV:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call over a batch of sequences laid end to end: tensors, and what is asked of them.
+    """One attention call over a batch of sequences laid end to end: tensors and a request.
 
     Attributes:
         q: queries [total_q, num_q_heads, head_dim].
@@ -203,8 +203,8 @@ class AttentionCall:
         v: values [total_k, num_kv_heads, head_dim_v], cached prefix included.
         cu_seqlens_q: int32 [batch + 1]; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q.
         cu_seqlens_k: int32 [batch + 1], the same for k and v.
-        spec: what is asked for.
-        stored: k and v as the cache stores them; None for a cache in the dtype of q.
+        spec: the request.
+        stored: k and v as the cache stores them, or None for a cache in the dtype of q.
     """
 
     q: Tensor
@@ -233,7 +233,7 @@ class AttentionCall:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
+        """Names of its features beyond plain attention. A kernel that does not declare all of them does not get the call."""
         named = (*self.spec.features, *("stored_kv",) * (self.stored is not None))
         fewer_keys = not self.causal and min(self.prefixes, default=0) < 0
         return (*named, "not_causal") if fewer_keys else named
@@ -387,7 +387,7 @@ def tensor_of(result: Tensor | Outputs) -> Tensor:
 
 
 class KernelRefused(RuntimeError):
-    """A kernel cannot serve this call. There is no silent fallback to another kernel."""
+    """A kernel cannot serve this call. It never falls back to another kernel silently."""
 
 
 def refusal_behind(error: BaseException) -> KernelRefused | None:

@@ -41,8 +41,8 @@ def covering(
         axes: axis -> its values; at least one each.
         groups: features whose values are combined fully, of different axes in each group.
         seed: the same seed gives the same rows.
-        covered: rows that there are already: what they cover is not wanted again.
-        allowed: whether a row, of which some axes may be open, can be completed. What no such row covers is not wanted.
+        covered: rows that exist already: their pairs need not be covered again.
+        allowed: whether a row, some axes of which may be open, can be completed. Pairs that no such row has are left out.
 
     Returns:
         Rows, axis -> value. The first ones cover most.

@@ -35,7 +35,7 @@ class Declaration:
     ways: tuple[str, ...] = ()
 
     def excludes(self, call: AttentionCall) -> str:
-        """Explain why it does not cover a call, "head_dim 80" for example; empty if it does."""
+        """Explain why it does not cover a call, for example "head_dim 80"; return an empty string if it does."""
         head_dim, dtype = call.q.shape[2], str(call.q.dtype).removeprefix("torch.")
         if self.head_dims is not None and head_dim not in self.head_dims:
             return f"head_dim {head_dim}"
@@ -63,7 +63,7 @@ def declares(
     Args:
         phases: phases that it computes. The reference backend computes the others, and the report says so. None for both; for
             extend alone if `prefix` is false.
-        package: distribution that contains it, whose version reports show; empty for none.
+        package: distribution that contains it, whose version reports show, if any.
         about: one line of description.
         noise: noise family that its output has: a name, for example "int8_qk", or a composition, for example
             `NoiseFamily(k=Quantised("int8", "token"), v=Quantised("e4m3", "head"))`. Empty if it has only the rounding of its
@@ -74,18 +74,18 @@ def declares(
             these kernels ran. Empty for the Triton functions that `package` defines; a kernel that declares `noise` but neither
             of them cannot pass a run.
 
-        head_dims: head dims that it computes; None for all. A check covers no others, and says so.
-        dtypes: dtypes that it computes, for example ``("float16", "bfloat16")``; None for all.
+        head_dims: head dims that it computes, by default all. A check covers only these, and says so.
+        dtypes: dtypes that it computes, for example ``("float16", "bfloat16")``, by default all.
         prefix: whether it computes calls with a cached prefix. A kernel for complete prompts alone does not, and has no decode.
         head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
             prefill. A check asks for no others.
-        features: what it supports of `assay.harness.attention.call.FEATURES`, by name. A call that asks for anything else is
+        features: those of `assay.harness.attention.call.FEATURES` that it supports, by name. A call that asks for another is
             refused. With "lse" it returns log-sum-exps on every call; see `Outputs`. Of "stored_kv" it may name the forms that it
             takes: ``"stored_kv: e4m3 per tensor"``. A check asks for these, and lists others as not covered.
 
     Raises:
         ValueError: no phase or an unknown one, an unknown feature or form, no head dim or dtype, no such noise family, or a name
-            that is no regular expression or is found in any name.
+            that is not a regular expression or matches any name.
     """
     if strange := unknown(features):
         raise ValueError(
@@ -108,7 +108,7 @@ def declares(
         try:
             in_any_name = any(re.search(pattern, letter) for letter in _LETTERS)
         except re.error as error:
-            raise ValueError(f"a kernel declares {pattern!r}, which is no regular expression: {error}") from None
+            raise ValueError(f"a kernel declares {pattern!r}, which is not a regular expression: {error}") from None
         if in_any_name:
             raise ValueError(
                 f"a kernel declares {pattern!r}, which any kernel's name matches; expected a part of its own kernels' names"

@@ -26,25 +26,25 @@ _STORED = "stored_kv"
 
 
 def feature_of(declared: str) -> str:
-    """Return the name of a feature, of which a form may be declared."""
+    """Return the name of a feature without its form."""
     return declared.partition(":")[0]
 
 
 def unknown(features: Iterable[str]) -> list[str]:
-    """List what is neither a feature nor a form of one."""
+    """List names that are neither features nor forms of one."""
     known = {*FEATURES, *(f"{_STORED}: {form}" for form in FORMS)}
     return sorted(set(features) - known)
 
 
 def forms_of(features: Iterable[str], feature: str) -> list[str]:
-    """List the forms of a feature to which declared ones limit it; none if it is declared as a whole, or not at all."""
+    """List the declared forms of a feature; the list is empty if it is declared as a whole, or not at all."""
     declared = list(features)
     begins = f"{feature}: "
     return [] if feature in declared else [entry.removeprefix(begins) for entry in declared if entry.startswith(begins)]
 
 
 def lacking(features: Sequence[str], call: AttentionCall) -> list[str]:
-    """List what a call asks for and declared features do not have, in words: "softcap", "stored_kv in int8 per token"."""
+    """List the features that a call asks for and that are not declared, such as "softcap", "stored_kv in int8 per token"."""
     names = set(map(feature_of, features))
     lacks = []
     for feature in call.features:
@@ -74,7 +74,7 @@ def _forms_in(call: AttentionCall) -> list[list[str]]:
 
 
 def _is_per(scales: str, stored: Tensor, scale: Tensor) -> bool:
-    """Return True if scales that broadcast to what is stored, [tokens, heads, dim], are of such parts of it."""
+    """Return True if scales that broadcast to the stored values, [tokens, heads, dim], belong to such parts of them."""
     tokens, heads, _ = stored.shape
     if scales in ("tensor", "head"):
         return scale.shape == (1, 1 if scales == "tensor" else heads, 1)

@@ -33,7 +33,7 @@ _EXPONENT = 0x7F800000
 _SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
 # What capping and tempering scores costs, relative to a score: in float32 a standard deviation of two roundings, for a quotient,
 # a tanh or a logarithm, and a product; for 16-bit inputs kernels such as FlashAttention's take tanh.approx, whose relative error
-# is up to 2**-11 (PTX ISA), of which half is the standard deviation here. Triton kernels of SGLang and vLLM compute tanh(x) as 2
+# is up to 2**-11 (PTX ISA), half of it taken as the standard deviation here. Triton kernels of SGLang and vLLM compute tanh(x) as 2
 # sigmoid(2x) - 1, which in float32 costs 0.35 to 0.45 eps of the cap, however small the score (measured, caps of 1 to 50).
 _MODIFIER_ROUNDINGS, _FAST_TANH, _CAP_ROUNDINGS = 2.0, 2.0**-11, 0.4
 
@@ -74,8 +74,8 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
 
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
     default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
-    call has K and V as they are stored, no kernel stores them again, unless for products with a Q or weights in as few bits. Where
-    it is on the grid, storing costs nothing. What is cast to the dtype of K and V is
+    call has K and V as they are stored, kernels do not store them again, unless for products with a Q or weights in as few bits.
+    Where it is on the grid, storing costs nothing. A value cast to the dtype of K and V is
     cast to fewer bits only where these are stored so.
     """
     if call.spec.on_grid:
@@ -94,7 +94,7 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
 def members_by_way(call: AttentionCall, family: NoiseFamily, members: int = MEMBERS) -> list[int]:
     """Count the members that implement attention in each way, in the order of `honest_outputs`.
 
-    Where scales depend on blocks there are four ways of few members each, and what is drawn outweighs them: these count as one.
+    Where scales depend on blocks, the four ways have few members each and their draws vary more than they do: they count as one.
     """
     used = here(family, call)
     return [members] if _depends_on_blocks(used) else _by_way(members, len(_ways(used)))
@@ -120,7 +120,7 @@ def honest_outputs(
     Args:
         call: the call.
         family: the noise family.
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        rows: packed query rows, int64 [rows], in increasing order, by default all.
         members: implementations.
         seed: of all that they draw.
         stretch: factor on what storing Q and K costs, to see what a rare draw does.
@@ -153,7 +153,7 @@ def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
     Args:
         call: the call.
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        rows: packed query rows, int64 [rows], in increasing order, by default all.
 
     Returns:
         float64 [2, rows, num_q_heads, head_dim_v], on the call's device.
@@ -197,7 +197,7 @@ def sample_rows(call: AttentionCall, at_most: int) -> Tensor:
         at_most: most queries, shared out evenly between the sequences; at least one each.
 
     Returns:
-        Packed query rows, int64 [rows], in increasing order, on the call's device; all rows if they are no more than `at_most`.
+        Packed query rows, int64 [rows], in increasing order, on the call's device; all rows if there are at most `at_most`.
     """
     total, device = call.rows, call.q.device
     if total <= at_most:
@@ -269,7 +269,7 @@ class _Draw:
 
     @property
     def scores_are_coarse(self) -> bool:
-        """True if storing Q or K in 8 bits or fewer costs a score at least a thousand times what its summation does."""
+        """True if storing Q or K in 8 bits or fewer costs a score at least a thousand times as much as its summation."""
         return self.family.accumulation != "fp16" and any(
             stored is not None and FORMATS[stored.format].scaled for stored in (self.family.q, self.family.k)
         )
@@ -428,7 +428,7 @@ def _attend(
     if (sinks := group.of_heads(call.spec.sinks, some)) is not None:
         top = top.maximum(sinks.to(top.dtype)[..., None])
     if draw.family.p is None:
-        exact = scores.sub_(top).exp_()  # a rounding of floating point does not depend on what was subtracted
+        exact = scores.sub_(top).exp_()  # a rounding of floating point does not depend on the subtracted maximum
         kept_in = torch.promote_types(draw.dtype, call.k.dtype)  # weights of a merge stay in the float32 of its scores
         weights = draw.operand(draw.rounded(exact.expand(members, -1, -1, -1), kept_in))
         weights = weights if weights.stride(0) else exact  # nothing was drawn
@@ -478,7 +478,7 @@ def _merged(weights: Tensor, counted: Tensor, v: Tensor, group: SequenceGroup, d
 
 
 def _log(total: Tensor, top: Tensor, group: SequenceGroup, draw: _Draw, members: int) -> Tensor:
-    """Compute the log-sum-exp of each member in float32, [members, kv heads, rows, 1], from a sum and what was subtracted."""
+    """Compute the log-sum-exp of each member in float32, [members, kv heads, rows, 1], from a sum and the subtracted maximum."""
     added = (-(-group.lens_k // draw.at_once)).to(total.dtype).sqrt()[:, None, None]
     lse = (total.log() + top).expand(members, -1, -1, -1)
     rounded = draw.eps * (_SUM_ROUNDINGS * added + _EXP_ROUNDINGS) + torch.finfo(draw.work).eps * lse.abs().nan_to_num(
@@ -488,7 +488,7 @@ def _log(total: Tensor, top: Tensor, group: SequenceGroup, draw: _Draw, members:
 
 
 def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:
-    """Return what is subtracted from scores [..., rows, keys] before rounding: [..., rows, blocks], or `top` for all alike."""
+    """Return the values subtracted from scores [..., rows, keys] before rounding: [..., rows, blocks], or `top` if alike."""
     keys = scores.shape[-1]
     if way.maximum == "row" or keys <= way.k_block:
         return top
@@ -497,7 +497,7 @@ def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:
     tops = padded.reshape(*padded.shape[:-1], blocks, way.k_block).amax(-1)
     if way.maximum == "running":
         tops = (tops.flip(-1).cummax(-1)[0].flip(-1)) if way.backwards else tops.cummax(-1)[0]
-    return torch.where(tops.isinf(), top, tops)  # a block of which nothing is seen
+    return torch.where(tops.isinf(), top, tops)  # a block whose keys are all masked
 
 
 def _by_key(by_block: Tensor, way: _Way, keys: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton's interpreter, for kernels on a machine without a GPU, with what it computes otherwise than a GPU put right or refused."""
+"""Triton's interpreter, for kernels on a machine without a GPU, corrected where it differs from a GPU, or made to refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TERMS = 16
 
 
 def interpret_without_gpu() -> None:
-    """Have Triton kernels interpreted where there is no GPU. Call it before a kernel is imported: Triton decides then."""
+    """Have Triton kernels interpreted where a GPU is missing. Call it before a kernel is imported: Triton decides then."""
     import torch
 
     if not torch.cuda.is_available():
@@ -116,7 +116,7 @@ def _fp8_bits(x: NDArray[np.floating[Any]], dtype: str) -> NDArray[np.uint8]:
 
 
 def _refuse_broken_bfloat16(interpreter: Any) -> None:
-    """Have the interpreter refuse a kernel that asks for what it computes wrongly in bfloat16, with the reason.
+    """Have the interpreter refuse operations that it computes wrongly in bfloat16, with the reason.
 
     The interpreter holds bfloat16 as the integers of its bits. Loads, stores and conversions know that; the interpreters of Triton
     3.8 and 3.9 multiply and add the bits as integers, so that a right kernel is off by 1e10. Whether that is so is tried once. An

@@ -42,14 +42,14 @@ class _Overrun:
 
     @property
     def words(self) -> str:
-        """The access in words, for example "writes 32 elements beyond the end of out_ptr (mine.py, line 40, in _attend)"."""
+        """Describe the access, for example "writes 32 elements beyond the end of out_ptr (mine.py, line 40, in _attend)"."""
         count = abs(self.elements)
         side = "beyond the end" if self.elements > 0 else "before the start"
         return f"{self.does} {count:,} element{'s' * (count != 1)} {side} of {self.argument} ({self.line})"
 
 
 class _Memory:
-    """The memory that the kernel of a launch may access, and what it accessed besides.
+    """The memory that the kernel of a launch may access, and its accesses outside of that.
 
     Attributes:
         inside: of a storage that is larger than its tensor: first byte -> first byte and end of the tensor.
@@ -94,7 +94,7 @@ class _Memory:
         """Return the mask of an access, without what lies outside of all that may be accessed.
 
         Args:
-            does: what is done.
+            does: "reads" or "writes".
             at: addresses.
             mask: which of them are accessed.
             size: bytes of an element.

@@ -43,7 +43,7 @@ _MOST_PLANS = 4096
 
 
 def speed_up_interpreter(interpreter: Any) -> None:
-    """Replace what is slow in the module ``triton.runtime.interpreter``."""
+    """Replace slow functions of the module ``triton.runtime.interpreter``."""
     if not all(hasattr(interpreter, name) for name in _NEEDED):
         return
     interpreter._patch_lang = _patching_once(interpreter, interpreter._patch_lang)
@@ -104,14 +104,14 @@ def _dot(interpreter: Any, dot: Callable[..., Any]) -> Callable[..., Any]:
     return create_dot
 
 
-# A plan: the values, of which constants are kept; for each step the number of its result, the builder's method and the numbers of
+# A plan: the values (constants are kept); for each step the number of its result, the builder's method and the numbers of
 # what it takes; the number of the result's handle, or None if what follows is the result, as that of a store; and the result's
 # attributes. Values are numbered: first the handles of operands, then constants and results as they come.
 _Plan = tuple[list[Any], list[tuple[int, str, tuple[int, ...]]], int | None, Any]
 
 
 class _Recorder:
-    """The interpreter's builder, which notes what it is asked to do with the handles of operands."""
+    """The interpreter's builder, which records the operations on the handles of operands."""
 
     def __init__(self, builder: Any, operands: Sequence[Any], handle: type) -> None:
         self._builder, self._handle, self._is_whole = builder, handle, True
@@ -148,7 +148,7 @@ class _Recorder:
         return len(self._values) - 1
 
     def plan(self, out: Any, tensor: type[Any]) -> _Plan | None:
-        """Return the plan that gives `out`; None if there is none."""
+        """Return the plan that gives `out`, or None."""
         if not self._is_whole or not isinstance(out, tensor):
             return None
         if out.handle is None:
@@ -212,7 +212,7 @@ class _Plans:
         return out
 
     def _described(self, value: Any, handles: list[Any]) -> Any:
-        """Describe what a plan depends on in an argument, hashable, with None for what is unknown. Adds its tensors' handles."""
+        """Describe the parts of an argument that a plan depends on, hashable, and add its tensors' handles."""
         kind = type(value)
         if kind is self._tensor:
             attributes = value.__dict__
@@ -242,7 +242,7 @@ def _is_told(key: Any) -> bool:
 
 
 def _depends(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: type[Any]) -> bool:
-    """Return True if the steps of a load or store depend on values: of `other`, or of the mask of a pointer that is no block."""
+    """Return True if the steps of a load or store depend on values: of `other`, or of the mask of a pointer that is not a block."""
     names = {"load": ("pointer", "mask", "other"), "store": ("pointer", "value", "mask")}.get(name, ())
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     tensors = {name for name, value in given.items() if isinstance(value, tensor)}

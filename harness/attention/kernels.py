@@ -40,7 +40,7 @@ def load(name: str) -> Kernel:
     The signature of a function is recognised, unless it is named, as ``flash_attn@module:function``.
 
     Raises:
-        KernelRefused: there is no such kernel, or it cannot be imported; or the backend cannot compute on this machine.
+        KernelRefused: the kernel does not exist or cannot be imported; or the backend cannot compute on this machine.
     """
     native = native_backend(name)
     path = native[0] if native else name if is_path(name) else published().get(name)
@@ -80,7 +80,7 @@ def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> 
     Args:
         what: the function, for errors.
         function: the function; or a class that is planned and run, as FlashInfer's wrappers are.
-        adapter: name of its signature; empty to recognise it.
+        adapter: name of its signature, or an empty string to recognise it.
 
     Raises:
         KernelRefused: it takes no call, and has no known signature.
@@ -110,7 +110,7 @@ def _raised(error: BaseException) -> str:
 
 
 def _signature_fault(kernel: Callable[..., Any]) -> str:
-    """Explain why a callable cannot be called with one argument; empty if it can, or if its signature is not known."""
+    """Explain why a callable cannot be called with one argument, or return an empty string."""
     if inspect.isclass(kernel) and hasattr(kernel, "plan") and hasattr(kernel, "run"):
         return "it is a class"
     try:
@@ -145,11 +145,11 @@ def find(flag: str, name: str) -> Kernel:
     """Load the kernel that a user named: `load`, with a usage error that states the remedy.
 
     Args:
-        flag: the flag that named it, for the error; empty for an argument.
+        flag: the flag that named it, for the error, or an empty string for an argument.
         name: the name.
 
     Raises:
-        UsageError: there is no such kernel, or it cannot be imported.
+        UsageError: the kernel does not exist, or cannot be imported.
     """
     try:
         return load(name)
@@ -176,7 +176,7 @@ def find(flag: str, name: str) -> Kernel:
 
 
 def _advice_on_path(name: str, cause: BaseException | None) -> str:
-    """Advise on a ``module:function`` path that is not a kernel, and what was raised when it was imported, if anything was."""
+    """Advise on a ``module:function`` path that is not a kernel, with the exception that its import raised, if any."""
     module, _, function = adapter_and_path(name)[1].partition(":")
     if not module or not function:
         return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"
@@ -195,7 +195,7 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
 
 
 def _respelt(name: str) -> str:
-    """Advise on a name that means ``module:function`` but is a path, or has a dot; empty if there is no such module."""
+    """Advise on a name that means ``module:function`` but is a path or has a dot, or return an empty string."""
     module, colon, function = name.partition(":")
     module = module.removeprefix("./").removesuffix(".py").replace("/", ".")
     if not colon:
@@ -219,14 +219,16 @@ def _functions_of(module: str) -> list[str]:
 
 
 def missing_package(error: ImportError) -> UsageError:
-    """Make the error for a kernel that raised an ImportError when called: an incomplete installation is no bug in it."""
+    """Make the error for a kernel that raised an ImportError when called: an incomplete installation is not its bug."""
     return UsageError(f"The kernel cannot run here: {error}.", "every package that it imports", _advice(error))
 
 
 def _advice(error: ImportError, module: str = "") -> str:
-    """Advise on an ImportError. `module` is the kernel's own; empty if it was not named by its module."""
+    """Advise on an ImportError. `module` is the kernel's own, or empty if it was not named by its module."""
     missing = error.name or "the missing package"
-    if not isinstance(error, ModuleNotFoundError) and error.name:  # it is there, without what is imported from it
+    if (
+        not isinstance(error, ModuleNotFoundError) and error.name
+    ):  # the module exists, but not the name imported from it
         return f"correct the import, or install the version of {missing.partition('.')[0]} that it was written for"
     if module and f"{module}.".startswith(f"{missing}."):
         return f"run in the folder that contains {missing.partition('.')[0]}, or add that folder to PYTHONPATH"
@@ -234,7 +236,7 @@ def _advice(error: ImportError, module: str = "") -> str:
 
 
 def output_fault(call: AttentionCall, out: object) -> str:
-    """Describe how an output breaks the contract, "found, expected ..."; empty if its shape, dtype and device are right."""
+    """Describe how an output breaks the contract, "found, expected ...", or return an empty string."""
     return tensor_fault(out, call.q, (*call.q.shape[:2], call.v.shape[2]))
 
 
@@ -250,7 +252,8 @@ def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
 
 
 def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...], dtype: str = "") -> str:
-    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not.
+    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; return an empty string if it
+    does not.
 
     Args:
         out: the output.

@@ -53,8 +53,10 @@ from assay.harness.conditions import PHASES
 
 Size = Literal["small", "full"]
 Length = int | range
-"""A number of tokens, or those of which each call draws one by its seed: a kernel may be wrong between the ends of blocks."""
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""A number of tokens, or several, one of which each call draws by its seed: a kernel may be wrong between the ends of blocks."""
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+# Other words for a dtype, as engines and PyTorch have them.
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 HEAD_DIMS = (64, 128)
 """Head dims of the core: those that a kernel claims unless it declares others."""
 OTHER_HEAD_DIMS = (80, 96, 192, 256)
@@ -108,7 +110,7 @@ _LAYOUTS = ("packed", "sliced", "heads first", "each its own")
 _LONGEST_WINDOW = 8192
 # Those of DeepSeek's latent attention on one GPU: a kernel lays its q heads out in tiles of 16 or 64.
 _MLA_HEADS = (128, 1)
-# Not asked for with all others: a window is causal, and latent attention has shapes of its own.
+# Not combined with all others: a window is causal, and latent attention has other shapes.
 _NOT_WITH_ALL = ("not_causal", "mla")
 # Seeds of the calls of a matrix follow one another, less than so many.
 _OF_A_MATRIX = 10_000
@@ -126,12 +128,12 @@ class Case:
 
     Attributes:
         name: unique in its matrix, without spaces; used as a test id.
-        condition: axis -> value, in words. In addition to the axes of the core, "cached prefix" says how many of the
+        condition: axis -> value, as text. In addition to the axes of the core, "cached prefix" says how many of the
             call's sequences have one ("none", "some", "all").
         draw: returns the call, the same each time. It may have its numbers in common with others: a kernel gets `make`'s.
         beyond: axes whose value here a kernel claims only if it declares it, such as a head dim of 80. A kernel that raises on
-            every call with such a value does not cover it; that is no fault.
-        shape: what `draw` draws numbers for; None for a call that was recorded.
+            every call with such a value does not cover it; that is not a fault.
+        shape: the shape for which `draw` draws numbers, or None for a recorded call.
     """
 
     name: str
@@ -141,7 +143,7 @@ class Case:
     shape: Shape | None = None
 
     def make(self) -> AttentionCall:
-        """Make the call, in memory of its own."""
+        """Make the call in newly allocated memory."""
         return self.draw().clone()
 
 
@@ -168,7 +170,7 @@ class _Part:
         axes: values of the axes that differ from those of a usual call, or what `_named` calls them.
         beyond: see `Case.beyond`.
         first: values of axes with which the first calls cover the first group.
-        phase: the only phase with these calls; empty for both.
+        phase: the only phase with these calls, or an empty string for both.
     """
 
     groups: str
@@ -288,7 +290,7 @@ _TABLE = (
     # where a right kernel may compute in TF32.
     _extend("dtype", [(2, 4095, "one")], dtype="halves", head_dim="first"),
     _decode("dtype", [(1, 4096, "one")], dtype="halves", head_dim="first"),
-    # A chunk of prefill beside decode; a batch beyond a vector of eight lengths.
+    # A chunk of prefill together with decode; a batch beyond a vector of eight lengths.
     _extend(_BY_SCENE, [(range(129, 191), range(1030, 1160), "a chunk among long ones")]),
     _decode(_BY_SCENE, [(1, range(1030, 1160), "nine long ones")]),
     # More packed keys than an index of 16 bits holds, in lengths that leave every remainder.
@@ -313,7 +315,7 @@ _TABLE = (
         "scene, dtype, head_dim", [*((new, 40, batch) for new in (9, 1) for batch in _EMPTY), (9, 40, _OF_ANOTHER_LENGTH)], "batch",
     ),
     _decode("scene, dtype, head_dim", [(1, 40, batch) for batch in (*_EMPTY, _OF_ANOTHER_LENGTH)], "batch"),
-    # Parts of a context of which some queries see no key. Their log-sum-exps say that they count for nothing in a merge.
+    # Parts of a context in which some queries see no key. Their log-sum-exps say that they count for nothing in a merge.
     _extend("asked dtype, heads head_dim", [(64, -20, "parts without keys")], "batch", heads="all", asked="of parts"),
     _decode("asked dtype, heads head_dim", [(1, 300, "parts without keys")], "batch", heads="all", asked="of parts"),
     # One value at a time, with more than 512 keys in one call.
@@ -496,7 +498,7 @@ def _named(
     models: Sequence[str],
     declared: Declaration,
 ) -> dict[str, dict[str, Sequence[Any]]]:
-    """Return the values that parts name: axis -> name -> values, of which there may be none."""
+    """Return the values that parts name: axis -> name -> values, which may be empty."""
     usual, halves = _HEADS[size][1], [kind for kind in kinds if kind.itemsize == 2] or kinds[:1]
     windows = [(some[0],) for name, some in values_of(declared.features).items() if name == "window"]
     return {
@@ -526,10 +528,16 @@ def _as_mla(drawn: _Drawn) -> _Drawn:
     return replace(drawn, shape=shape, beyond=())
 
 
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """Return the name of a dtype, of whatever word there is for it: "bfloat16" for ``torch.bfloat16`` and "bf16"."""
+    word = str(dtype).removeprefix("torch.")
+    return _SHORT.get(word, word)
+
+
 def cases(
     phases: Sequence[str] = PHASES,
     device: str = "cpu",
-    dtypes: Sequence[torch.dtype] | None = None,
+    dtypes: Sequence[torch.dtype | str] | None = None,
     seed: int = 0,
     size: Size = "small",
     head_dims: Sequence[int] | None = None,
@@ -541,13 +549,13 @@ def cases(
     Args:
         phases: one or both of "extend" and "decode".
         device: device of the calls' tensors.
-        dtypes: of q, k and v; None for float16, bfloat16 and float32.
+        dtypes: of q, k and v, such as "float32"; by default float16, bfloat16 and float32.
         seed: seed of the data and of the rows. The same seed gives the same cases with the same data.
         size: "small" for interpreted kernels; "full" for a GPU, with more and longer sequences and more heads.
-        head_dims: head dims of q and k; None for 64 and 128, and beyond the core for `OTHER_HEAD_DIMS`.
-        like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; None for none in the small matrix, and
-            for `COMMON` in the full one.
-        declared: what the kernel declares: whether it computes behind a cached prefix, its head dims of v, its features and its
+        head_dims: head dims of q and k, by default 64 and 128, and beyond the core for `OTHER_HEAD_DIMS`.
+        like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; by default none in the small matrix,
+            and for `COMMON` in the full one.
+        declared: the kernel's declaration: whether it computes with a cached prefix, its head dims of v, its features and its
             noise. Each value of these gets calls. All calls of a kernel that declares "mla" and the head dim 576 alone are of
             absorbed latent attention.
 
@@ -555,13 +563,15 @@ def cases(
         ValueError: no phase, dtype or head dim, or an unknown phase, size or model.
     """
     declared = declared or Declaration()
-    kinds = DTYPES if dtypes is None else tuple(dtypes)
+    names = [dtype_name(dtype) for dtype in (DTYPES if dtypes is None else dtypes)]
     dims = HEAD_DIMS if head_dims is None else tuple(head_dims)
-    if not phases or set(phases) - set(PHASES) or not kinds or not dims or size not in _PREFIXES:
+    known = set(phases) <= set(PHASES) and set(names) <= set(DTYPES) and size in _PREFIXES
+    if not (phases and names and dims and known):
         raise ValueError(
-            f"no matrix of phases {tuple(phases)}, dtypes {kinds}, head_dims {dims}, size {size!r}; expected at least "
-            f"one of each, phases from {PHASES} and a size from {tuple(_PREFIXES)}"
+            f"no matrix of phases {tuple(phases)}, dtypes {tuple(names)}, head_dims {dims}, size {size!r}; expected at least "
+            f"one of each, phases from {PHASES}, dtypes from {tuple(DTYPES)} and a size from {tuple(_PREFIXES)}"
         )
+    kinds = tuple(DTYPES[name] for name in names)
     models = (COMMON if size == "full" and head_dims is None else ()) if like is None else tuple(like)
     if unknown := set(models) - set(SHAPES):
         raise ValueError(f"no shape of {', '.join(sorted(unknown))}; expected one of {', '.join(SHAPES)}")
@@ -614,7 +624,7 @@ def model_cases(
         head_dim: of q, k and v.
         tokens: length of the longest calls: as many new tokens, and as many cached ones.
         ways: those of `Declaration.ways` that an adapted kernel has.
-        asked: what its layers ask for, as "window 4096": calls with as many keys as that needs to show.
+        asked: features that its layers ask for, such as "window 4096": calls get enough keys for it to matter.
     """
     drawn: list[_Drawn] = []
     usual = _usual(heads, (dtype,), (head_dim,))

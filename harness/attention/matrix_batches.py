@@ -44,7 +44,7 @@ def _decode_crowd(new: int, prefix: int, long: int) -> _Lens:
     return _behind_eight(lens, (1, long + drawn.randrange(1530, 1660)), drawn)
 
 
-# The core of the matrix: alone, first, last and in the middle; behind a sequence without a prefix, whose length a kernel may keep;
+# The core of the matrix: alone, first, last and in the middle; after a sequence without a prefix, whose length a kernel may keep;
 # and in a crowd.
 CORE: dict[str, dict[str, _Batch]] = {
     "extend": {
@@ -68,7 +68,7 @@ _TILES = (112, 160, 176, 192, 224, 240, 336, 352, 384, 480, 528, 768)
 _FEWER = (0, 61, 40, 57, 4, 29, 65, 68, 50, 62, 67, 33, 59, 64, 66)
 _MORE = (0, -201, 301, -31, -190, 214, -286, 5, 230, -99, -250, 17, -120, -12, -64)
 SIZES, MORE = range(4, 10), range(10, 16)
-"""Sizes of batches below and beside a vector of eight lengths, and those of which some calls draw one."""
+"""Sizes of batches below and around a vector of eight lengths, and sizes that some calls draw from."""
 GRAPHS = (16, 24, 32, 40)
 """Sizes for which engines capture graphs, the last one beyond the lanes of a warp."""
 

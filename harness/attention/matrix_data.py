@@ -53,7 +53,7 @@ def _unscaled_far(sign: int, call: AttentionCall) -> AttentionCall:
 
 
 def _scale(scale: float, call: AttentionCall) -> AttentionCall:
-    # The scores stay what they are.
+    # The scores do not change.
     return replace(call, q=call.q * (call.scale / scale)).with_spec(scale=scale)
 
 
@@ -91,7 +91,7 @@ def _far_keys(call: AttentionCall) -> AttentionCall:
 
 
 def _beyond_float16(call: AttentionCall) -> AttentionCall:
-    # Numbers of heads 0, 2, ... are too large for float16, the others' too small, by powers of two: scores stay what they are.
+    # Numbers of heads 0, 2, ... are too large for float16, the others' too small, by powers of two: scores do not change.
     q_heads, kv_heads = call.q.shape[1], call.k.shape[1]
     size = torch.tensor([2.0**17, 2.0**-20], device=call.k.device).repeat(kv_heads)[:kv_heads, None]
     return replace(call, q=call.q / size.repeat_interleave(q_heads // kv_heads, 0), k=call.k * size, v=call.v * size)
@@ -131,7 +131,7 @@ def _on_grid(scale: float, call: AttentionCall) -> AttentionCall:
 
 
 BEYOND_FP16 = ("unscaled scores above 1e5", "unscaled scores below -1e5", "scores near 95")
-"""Data of which fp16 does not hold the scores before they are scaled, or to a tenth only."""
+"""Data whose scores fp16 cannot hold before they are scaled, or only to a tenth."""
 BEYOND_FLOAT16 = "beyond float16"
 """Data of bfloat16 that float16 does not hold: K and V of a kernel that casts them."""
 ONE_SIGN = "large positive values"
@@ -161,7 +161,7 @@ RARE: dict[str, _Change] = {
     ),  # scores that are clipped at some 10, or kept in few bits
     "scale 1/128": partial(_scale, 1 / 128),  # Granite
     "attention sink": _sink,  # small weights that are skipped
-    BEYOND_FP16[2]: partial(_near, 95.0),  # exponentials without a maximum, of which each partition has its own
+    BEYOND_FP16[2]: partial(_near, 95.0),  # exponentials without a maximum; each partition has its own
     "K far from 0": _far_keys,  # sums of scores in 16 bits
     "equal first tokens": _equal_first,  # sequences that are told apart by their first tokens
     ON_GRID: partial(_on_grid, 0.5),
@@ -178,7 +178,7 @@ RARE: dict[str, _Change] = {
 
 
 def excluded(noise: NoiseFamily, data: str) -> str:
-    """Explain why no honest kernel of a family need be right on such data; empty if it has to be.
+    """Explain why honest kernels of a family may be wrong on such data; return an empty string if they may not.
 
     Sums in fp16 end at 65,504. Weights of 8 bits round alike where they are alike, and values of one sign do not cancel that: of
     27 honest matrices of ``int8_qk_fp8_pv`` one was 1 % beyond its bound (``benchmarks/honest_kernels.py --seed 501``).

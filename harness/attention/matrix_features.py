@@ -34,7 +34,7 @@ _FACTORS = (1.0, 4.0, 1 / 8)
 
 
 def _uneven(x: torch.Tensor, per: str, first: int) -> torch.Tensor:
-    """Multiply x [tokens, heads, dim] by factors that differ between what has scales of its own."""
+    """Multiply x [tokens, heads, dim] by factors that differ between parts with separate scales."""
     factors = torch.tensor(_FACTORS, device=x.device)
     tokens, heads = (torch.arange(count, device=x.device) for count in x.shape[:2])
     if per == "tensor":
@@ -53,8 +53,8 @@ def _largest(x: torch.Tensor, per: str) -> torch.Tensor:
 
 
 def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
-    """Store k and v in 8 bits, and make them what is stored: scales have two bits at most, so that no dtype rounds that, and
-    one that is kept as a power of two is another."""
+    """Store k and v in 8 bits, and replace them by the stored values: scales have two bits at most, so that no dtype rounds them,
+    and one that is kept as a power of two is another."""
     format = FORMATS[name]
     tensors: dict[str, torch.Tensor] = {}
     for what in ("k", "v"):
@@ -150,7 +150,7 @@ def feature_in(value: str) -> str:
 
 
 def longest_window(values: Sequence[str]) -> int:
-    """Return the longest window among values; 0 for none."""
+    """Return the longest window among values, or 0."""
     return max((int(value.split()[1]) for value in values if feature_in(value) == "window"), default=0)
 
 
@@ -168,7 +168,7 @@ def values_of(features: Sequence[str]) -> dict[str, list[str]]:
 
 
 def strongest_of(features: Sequence[str]) -> dict[str, str]:
-    """Choose the value of each declared feature that stands for it beside others; of stored K and V, a form that is declared."""
+    """Choose the value of each declared feature that stands for it in combinations; for stored K and V, a declared form."""
     values = values_of(features)
     forms = [f"K and V in {form}" for form in forms_of(features, "stored_kv")] or list(ASKED["stored_kv"])
     of_heads = [form for form in forms if form.endswith("per head")]

@@ -23,7 +23,7 @@ class NumberFormat:
         relative_error: root mean square of its rounding error, relative to that of the values. With m bits of mantissa
             2^-(m+1) / sqrt(3), averaged over a binade; int8: a step of 1/127 of the largest of a block of normal values, 4 standard
             deviations, over sqrt(12).
-        mantissa: bits of mantissa that are stored; None for integers.
+        mantissa: bits of mantissa that are stored, or None for integers.
         least: exponent of its smallest normal numbers; below, steps stay the same.
         scaled: whether a scale maps the largest magnitude of a tensor or a part of it to `largest`.
     """
@@ -76,10 +76,10 @@ class NoiseFamily:
     """The values that a kernel stores and computes in fewer bits than the call's dtype.
 
     Attributes:
-        q: storage of Q; None for the call's dtype.
+        q: storage of Q, or None for the call's dtype.
         k: storage of K.
         v: storage of V.
-        p: storage of the softmax weights on their way into the product with V; None for the call's dtype.
+        p: storage of the softmax weights on their way into the product with V, or None for the call's dtype.
         accumulation: arithmetic of both products: "fp32"; "tf32", in which float32 operands have 10 bits of mantissa; or "fp16", in
             which sums are kept in fp16.
         dropped: share of the weights of a query that a kernel may leave out, as one that skips blocks of small weights or attends
@@ -106,7 +106,7 @@ class NoiseFamily:
 
     @property
     def name(self) -> str:
-        """Its name in `FAMILIES`, or its parts, such as "k:int8-token,v:e4m3-head"; empty for the exact family."""
+        """Its name in `FAMILIES`, or its parts, such as "k:int8-token,v:e4m3-head". The exact family has an empty name."""
         known = next((name for name, family in FAMILIES.items() if family == self), None)
         if known is not None:
             return known
@@ -159,8 +159,8 @@ FAMILIES: dict[str, NoiseFamily] = {
 "int8_qk" is SageAttention's: K minus its mean, Q and K in int8 with a scale per block of a head, weights and values in fp16 (arXiv
 2410.02367). "int8_qk_fp8_pv" is SageAttention2's (arXiv 2411.10958), "fp8_qkv" FlashAttention-3's in FP8 (arXiv 2407.08608).
 "fp8_kv" and "fp8_e5m2_kv" are the caches of vLLM and SGLang (``--kv-cache-dtype fp8_e4m3`` and ``fp8_e5m2``), and "fp8_qp" is what
-SGLang's triton does beside such a cache: it casts queries and weights to the dtype of K and V, without scales. "merged_prefix" is
-what SGLang's flashinfer does behind a cached prefix, by ``merge_state``."""
+SGLang's triton does with such a cache: it casts queries and weights to the dtype of K and V, without scales. "merged_prefix" is
+what SGLang's flashinfer does after a cached prefix, by ``merge_state``."""
 
 BESIDE_FP8 = "fp8_qp"
 
@@ -169,7 +169,7 @@ def family(name: str) -> NoiseFamily:
     """Return the family of a name of `FAMILIES`, or of parts as `NoiseFamily.name` gives them.
 
     Raises:
-        ValueError: there is no such family.
+        ValueError: the family does not exist.
     """
     if name in FAMILIES:
         return FAMILIES[name]

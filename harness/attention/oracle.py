@@ -13,7 +13,7 @@ from assay.harness.attention.call import AttentionCall, CallSpec, Mask
 from assay.harness.attention.sequence_groups import SequenceGroup, modified, sequence_groups, tempering
 
 NUMBERS_AT_ONCE = 2**22
-"""Most scores, or quantised keys, that are held at a time: 16 MiB of float32, of which about four exist at once."""
+"""Most scores, or quantised keys, that are held at a time: 16 MiB of float32; about four such blocks exist at once."""
 # The same on a CPU, whose cache holds no more: 1.6 times as fast as with 2**22.
 _ON_CPU = 2**20
 
@@ -29,7 +29,7 @@ def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
     Args:
         call: the call.
-        rows: packed query rows, int64 [rows], in increasing order; None for all that belong to a sequence.
+        rows: packed query rows, int64 [rows], in increasing order, by default all that belong to a sequence.
 
     Returns:
         float64 [rows, num_q_heads, head_dim_v], on the call's device. A query that sees no key gives NaN.
@@ -46,7 +46,7 @@ def log_sum_exp(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
     Args:
         call: the call.
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        rows: packed query rows, int64 [rows], in increasing order, by default all.
 
     Returns:
         float64 [rows, num_q_heads], on the call's device; -inf for a query that sees no key.
@@ -78,7 +78,7 @@ def _by_groups(
     return result
 
 
-# How a call asks for nothing of a feature. What is not here, such as a layout, no attention is without.
+# The value with which a call does not ask for a feature. Those not listed, such as a layout, every call has.
 _WITHOUT: dict[str, dict[str, Any]] = {
     "window": {"mask": Mask()}, "softcap": {"softcap": 0.0}, "temperature": {"temperature": 0}, "sinks": {"sinks": ()},
 }  # fmt: skip
@@ -136,9 +136,9 @@ class Request:
         kv_head: int64 [num_q_heads], the kv head that each q head reads.
         visible: bool [len_q, len_k], the keys that each query sees.
         scale: softmax scale, natural-exponent convention.
-        mask: the mask of the call, of which `visible` is made.
+        mask: the mask of the call, from which `visible` is made.
         spec: what the call asks for beyond scale and mask.
-        asked: int64 [asked], the queries whose output is asked for; None for all. A bug may depend on the others.
+        asked: int64 [asked], the queries whose output is asked for, by default all. A bug may depend on the others.
     """
 
     q: Tensor
@@ -182,7 +182,7 @@ def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
 
     Args:
         call: the call.
-        rows: packed query rows whose output is asked for, int64; None for all.
+        rows: packed query rows whose output is asked for, int64, by default all.
     """
     device = call.q.device
     kv_head = call.heads.kv_head(torch.arange(call.heads.q_heads, device=device))
@@ -202,7 +202,7 @@ def scores(request: Request) -> Tensor:
 
 
 def factor_of(request: Request) -> Tensor | None:
-    """Return what the scores of a sequence are multiplied by, [1, asked, 1]; None for nothing."""
+    """Return the factor of the scores of a sequence, [1, asked, 1], or None."""
     if not request.spec.temperature:
         return None
     rows = torch.arange(request.len_q, device=request.q.device) if request.asked is None else request.asked
@@ -214,7 +214,7 @@ def attend(request: Request, logits: Tensor | None = None) -> Tensor:
 
     Args:
         request: the sequence: a mask, a head map and a dtype of any kind.
-        logits: scores in place of `scores`, in the same shape; None for these.
+        logits: scores in place of `scores`, in the same shape.
     """
     numbers, of = request.spec.sinks, request.q
     sinks = torch.tensor(numbers, dtype=of.dtype, device=of.device)[:, None] if numbers else None

@@ -38,7 +38,7 @@ def native_backend(name: str) -> tuple[str, str] | None:
     """Make an engine's own attention backend that a name stands for, without a server: "sglang:triton".
 
     Returns:
-        The function that makes a kernel of it, as ``module:function``, and the backend's name; None for any other name.
+        The function that makes a kernel of it, as ``module:function``, and the backend's name, or None for any other name.
     """
     engine, colon, backend = name.partition(":")
     return (_NATIVE_KERNELS[engine], backend) if colon and engine in _NATIVE_KERNELS else None

@@ -35,7 +35,7 @@ def call_of(
         seed: of the data.
         pool: seed of numbers that calls share: this one takes those from a place on, which `seed` draws, and is not to be written
             to. Many calls then take a tenth of the time and of the memory. q, k and v of a call have no number in common.
-            None for numbers of its own.
+            By default it draws new numbers.
     """
     total_q, total_k = sum(new for new, _ in lens), sum(new + prefix for new, prefix in lens)
     shapes = [

@@ -36,7 +36,7 @@ def torch_sdpa(call: AttentionCall) -> Tensor:
 
 
 def _lower_right(new: int, keys: int, device: torch.device) -> Tensor:
-    """Make the causal mask of some new tokens behind a cached prefix."""
+    """Make the causal mask of some new tokens after a cached prefix."""
     if device.type == "cpu":
         return torch.ones(new, keys, dtype=torch.bool).tril_(keys - new)
     from torch.nn.attention.bias import causal_lower_right  # brings PyTorch's compiler along, which takes seconds

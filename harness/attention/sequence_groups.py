@@ -87,7 +87,7 @@ class SequenceGroup:
         return modified(split, seen, self.spec.softcap, factor).view(products.shape)
 
     def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
-        """Lay out a number of each q head for `some` of the rows: float64 [heads, group * r]; None without numbers."""
+        """Lay out a number of each q head for `some` of the rows: float64 [heads, group * r], or None without numbers."""
         if not numbers:
             return None
         of_groups = torch.tensor(numbers, dtype=torch.float64, device=self.q.device).view(-1, self.q.shape[1])
@@ -147,11 +147,11 @@ def tempering(temperature: int, positions: Tensor) -> Tensor:
 
 
 def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
-    """List the groups of a call's sequences of which a query is asked for.
+    """List the groups of a call's sequences in which a query is asked for.
 
     Args:
         call: the call.
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        rows: packed query rows, int64 [rows], in increasing order, by default all.
         numbers: most numbers that the padded keys of a group have, unless one sequence alone has more.
     """
     starts_q, starts_k = (
@@ -228,5 +228,5 @@ def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) 
 
 
 def _up(count: int, fewest: int) -> int:
-    """Round up to a power of two, at least `fewest`; 0 for 0."""
+    """Round up to a power of two, at least `fewest`; 0 stays 0."""
     return max(fewest, 1 << (count - 1).bit_length()) if count else 0

@@ -90,7 +90,7 @@ class Shape:
 
 
 def shape_of(call: AttentionCall) -> Shape:
-    """Return the shape of a call, as far as it can be seen: not what its numbers are like."""
+    """Return the shape of a call; the distribution of its numbers is not part of it."""
     spec = call.spec
     numbers = {"window": spec.mask.window, "softcap": spec.softcap, "temperature": spec.temperature}
     others = {"sinks": spec.sinks, "padding": spec.padded_rows, "no mask": not call.causal, "stored": call.stored}

@@ -21,15 +21,15 @@ _ASSAY = __name__.partition(".")[0]
 _PIPS = frozenset({"site-packages", "dist-packages"})
 # Bytes of a file that takes long to read.
 _LARGE = 1 << 26
-# Beside a kernel's Python files: what it may load or compile.
+# Files other than Python that a kernel may load or compile.
 _COMPILED = frozenset({".so", ".pyd", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".hip", ".ptx", ".cubin"})
 
 
 def source_hashes(name: str) -> dict[str, str]:
-    """Hash each part of a kernel's code, by what it is.
+    """Hash each part of a kernel's code, by kind.
 
     Parts are the kernel's module; the modules that it imports, and those that they import, as far as they are not installed
-    packages; compiled code and its sources in the folders of these modules; files beside them that their code names, such as
+    packages; compiled code and its sources in the folders of these modules; files next to them that their code names, such as
     ``"tuned.json"``, ``f"{name}.json"`` or a folder; and the installed packages that any of them imports, whose hash is that of
     their version and their list of files. The standard library is left out, and assay but for the folder of a kernel that ships
     with it. Imports and names are read from the source: what a function imports when it is called counts too.
@@ -77,7 +77,7 @@ def _hashes(module: str) -> dict[str, str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Find the source file of a module without importing it; None for a built-in module, a namespace, or an invalid name."""
+    """Find the source file of a module without importing it; return None for a built-in module, a namespace, or an invalid name."""
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -103,7 +103,7 @@ def _parents(module: str) -> Iterator[str]:
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:
-    """Yield modules that a file may import; what is imported from a module may be one of its attributes instead."""
+    """Yield modules that a file may import; a name imported from a module may be one of its attributes instead."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(file.read_bytes())
@@ -122,7 +122,7 @@ def _imported(module: str, file: Path) -> Iterator[str]:
 
 
 def _data_files(module: Path) -> Iterator[Path]:
-    """Yield the files beside a module that a text in its code names: by path, by their folder, or by their suffix."""
+    """Yield the files next to a module that a text in its code names: by path, by their folder, or by their suffix."""
     try:
         nodes = ast.walk(ast.parse(module.read_bytes()))
     except (SyntaxError, ValueError, OSError):

@@ -20,7 +20,7 @@ from assay.harness.attention.noise import family
 from assay.harness.attention.shapes import Shape, shape_of
 from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first
 from assay.harness.checks.coverage import coverage_of
-from assay.harness.checks.early import clearly_wrong, in_order
+from assay.harness.checks.early import clearly_wrong, first_ones, in_order
 from assay.harness.checks.kernel_matrix import (
     MatrixOptions,
     command_of,
@@ -28,9 +28,10 @@ from assay.harness.checks.kernel_matrix import (
     declined,
     matrix_of,
     named,
+    narrowed,
 )
 from assay.harness.errors import UsageError
-from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
+from assay.harness.evidence.kernel_result import CaseWhy, KernelResult, MeasuredCall
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
@@ -73,6 +74,7 @@ class _Task:
         whole: whether all calls are made, also those of a kernel that is clearly wrong.
         runs: how often the kernel runs in all.
         again: a command that repeats the check.
+        quick: the one dtype and head_dim of a quick check; empty for any other.
     """
 
     name: str
@@ -85,6 +87,7 @@ class _Task:
     whole: bool
     runs: int
     again: str
+    quick: str
 
     @property
     def calls(self) -> list[AttentionCall]:
@@ -229,6 +232,11 @@ def _task(
     asked = declared.phases if phases is None else tuple(phases)
     if path and cases is None and not again:
         again = command_of(path, options, noise, calls, case)
+    quick = ""
+    if options.get("quick"):
+        options = narrowed(declared, options)
+        quick = "{dtypes[0]}, head_dim {head_dims[0]}".format(**options)
+        calls = calls or 0
     # A backend of SGLang takes whatever a layer asks for; what it makes of it is shown by `assay backends --honours`.
     drawn = replace(declared, features=()) if path.startswith("sglang:") else declared
     chosen = matrix_of(drawn, **options) if cases is None else cases
@@ -247,15 +255,16 @@ def _task(
             left.append((each, why))
         else:
             made.append((each, call))
+    made = first_ones(made) if quick else made
     if not made:
         why = f": its declaration excludes {', '.join(dict.fromkeys(why for _, why in left))}." if left else "."
         raise UsageError(
-            f"There is no case of {' or '.join(asked)} for {name}{why}",
+            f"The matrix has no case of {' or '.join(asked)} for {name}{why}",
             "at least one that its declaration does not exclude",
             "choose other cases or phases",
         )
     whole = some or size == "full"
-    return _Task(name, path, loaded, declared, asked, made, tuple(left), whole, runs, again)
+    return _Task(name, path, loaded, declared, asked, made, tuple(left), whole, runs, again, quick)
 
 
 def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> MatrixRun:
@@ -331,6 +340,12 @@ def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], optio
         excluded=_why(task.excluded),
         broken=_why(broken),
         left_out=len(examined.left_out),
+        quick=task.quick,
+        measured=tuple(
+            MeasuredCall(case=case.name, condition=case.condition, error=own, bound=bound, wrong=result.fails)
+            for case, result in examined.results
+            for own, bound in [result.judged_cell]
+        ),
         coverage=coverage_of(
             examined.results,
             refused,
@@ -352,7 +367,7 @@ def _why(cases: Sequence[tuple[Case, str]]) -> tuple[CaseWhy, ...]:
 
 
 def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
-    """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
+    """Raise unless a kernel is correct on a call: its error against the oracle is within the bound of the call.
 
     A kernel that is wrong is read, for at most 10 seconds; the message states what it was observed to
     compute, if that gives its output on this call.
@@ -402,7 +417,7 @@ def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = Non
     if not result.fails:
         return ""
     own, bound = result.worst_cell
-    off = f"{where}: own error {percent(own)}; noise explains at most {percent(bound)}"
+    off = f"{where}: error {percent(own)}; rounding explains at most {percent(bound)}"
     if not reads:
         return off
     [bug, *_] = findings = diagnose(KernelRun((result,)))

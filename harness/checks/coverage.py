@@ -33,7 +33,7 @@ _VALUES: dict[str, Callable[[AttentionCall], object]] = {
 _DRAWN = ("data", "asked for")
 _TOKENS, _SEQUENCES = (1, *(4**power for power in range(2, 16))), tuple(8**power for power in range(1, 11))
 """Last number of each band of lengths, and of numbers of sequences."""
-_UNFELT = "it changed no output by more than noise, so that a kernel may ignore it"
+_UNFELT = "it did not change any output by more than rounding, so a kernel could ignore it"
 # Axes whose values a kernel can declare.
 DECLARABLE = ("dtype", "head_dim", "cached prefix")
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from assay import worker
 from assay.harness.errors import AssayError
-from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.evidence.kernel_result import KernelResult, MeasuredCall
 from assay.harness.text import percent
 from assay.harness.verdict import UNEXPLAINED, Finding, serious, with_evidence
 
@@ -149,8 +149,8 @@ def ended_early(how: str, so: str) -> AssayError:
 def interrupted(outcome: worker.Crashed) -> KernelResult:
     """Make the result of a check or a replay whose process the kernel ended.
 
-    If a result stood, its verdict stands. If not, the cases before the end count: the kernel is wrong if one of them is, and else
-    there is no verdict.
+    If a result stood, its verdict stands. If not, the cases before the end count: the kernel is wrong if one of them is, and has
+    no verdict otherwise.
 
     Raises:
         AssayError: it ended before anything was asked of the kernel; or it was a replay, and none of its calls counts by itself.
@@ -186,7 +186,7 @@ def _of_those_before(asked: worker.Event, done: Sequence[worker.Event], how: str
                 id=UNEXPLAINED, title="unexplained error", severity="serious", where=f"{len(wrong)} of {len(done)} calls",
                 diagnosis="the output is out of bounds; the process ended before it was known why",
                 evidence=(
-                    f"the worst own error is {percent(worst['own'])} (noise explains {percent(worst['bound'])}): {worst['case']}",
+                    f"the worst error is {percent(worst['own'])} (rounding explains {percent(worst['bound'])}): {worst['case']}",
                     f"the process of the kernel {end}; {extent}",
                 ),
                 reproduce=asked["again"],
@@ -194,6 +194,12 @@ def _of_those_before(asked: worker.Event, done: Sequence[worker.Event], how: str
         )  # fmt: skip
     return KernelResult(
         kernel=asked["kernel"], calls=len(done), failing=tuple(event["case"] for event in wrong),
+        measured=tuple(
+            MeasuredCall(
+                case=event["case"], condition=event["condition"], error=event["own"], bound=event["bound"], wrong=event["fails"]
+            )
+            for event in done
+        ),
         worst_own=worst and worst["own"], worst_bound=worst and worst["bound"], findings=tuple(findings),
         missing=(f"the process of the kernel {end}; {extent}",), not_run=how, again=asked["again"],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The calls of the op-level matrix that a kernel gets in a check: by its declaration, and by what was asked for."""
+"""The calls of the op-level matrix that a kernel gets in a check: by its declaration and by the options."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused, default_device
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size, asked_by
+from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size, asked_by, dtype_name
 from assay.harness.attention.matrix import cases as cases_of
 from assay.harness.attention.model_shapes import ASKED_BY, SHAPES
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
 
-# Other words for a dtype, as engines and PyTorch have them.
-_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 T = TypeVar("T")
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 class MatrixOptions(TypedDict, total=False):
@@ -39,6 +36,7 @@ class MatrixOptions(TypedDict, total=False):
             tried as well: a kernel that raises on them does not cover them, but must not be wrong.
         like: models whose shapes are added, for example "llama-3-8b"; by default the common ones in the full matrix.
         seed: of the matrix; by default 0.
+        quick: whether one dtype and one head_dim are enough, and the kernel need not run again and again.
     """
 
     phases: Sequence[str] | None
@@ -48,6 +46,15 @@ class MatrixOptions(TypedDict, total=False):
     head_dims: Sequence[int] | None
     like: Sequence[str] | None
     seed: int
+    quick: bool
+
+
+def narrowed(declared: Declaration, options: MatrixOptions) -> MatrixOptions:
+    """Return the options of a quick check: one dtype and one head dim of those that these leave, the ones that take least."""
+    cheap = "float32" if _checked_device(options.get("device")) == "cpu" else "bfloat16"
+    dtypes = [dtype_name(each) for each in _asked(tuple(DTYPES), _asked(declared.dtypes, options.get("dtypes")))]
+    dims = _asked(HEAD_DIMS, _asked(declared.head_dims, options.get("head_dims")))
+    return {**options, "dtypes": [cheap if cheap in dtypes else dtypes[0]], "head_dims": [min(dims)]}
 
 
 def named(kernel: str | Kernel) -> tuple[str, Kernel]:
@@ -92,10 +99,10 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
     dtypes = _asked(declared.dtypes, options.get("dtypes"))
     head_dims = _asked(declared.head_dims, options.get("head_dims"))
     size, like = options.get("size", "small"), options.get("like")
-    words = [_dtype(dtype) for dtype in _asked(tuple(_DTYPES), dtypes)]
+    words = [dtype_name(dtype) for dtype in _asked(tuple(DTYPES), dtypes)]
     known: tuple[tuple[str, Sequence[str], Sequence[str] | Mapping[str, object]], ...] = (
         ("phase", asked, PHASES),
-        ("dtype", words, _DTYPES),
+        ("dtype", words, DTYPES),
         ("size", [size], ("small", "full")),
         ("model", like or (), SHAPES),
     )
@@ -106,7 +113,7 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
     return cases_of(
         tuple(asked),
         _checked_device(options.get("device")),
-        [_DTYPES[word] for word in words],
+        words,
         options.get("seed", 0),
         size,
         None if head_dims is None else tuple(head_dims),
@@ -119,7 +126,7 @@ def declined(declared: Declaration, options: MatrixOptions) -> tuple[str, ...]:
     """List what a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
     dtypes = declared.dtypes if options.get("dtypes") is None else None
     dims = declared.head_dims if options.get("head_dims") is None else None
-    lost = [dtype for dtype in _DTYPES if dtypes is not None and dtype not in dtypes]
+    lost = [dtype for dtype in DTYPES if dtypes is not None and dtype not in dtypes]
     left = [f"head_dim {dim}" for dim in HEAD_DIMS if dims is not None and dim not in dims]
     asks = [
         f"{value}, as {model} asks for"
@@ -146,6 +153,7 @@ def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int 
         ("case", case, None),
     ):
         words += [f"--{flag}", str(value)] * (value != usual)
+    words += ["--quick"] * options.get("quick", False)
     return shlex.join(words)
 
 
@@ -158,10 +166,10 @@ def _checked_device(device: str | None) -> str:
             f"The device is {device!r}.", "cpu or cuda, or cuda:N for one of several GPUs", "name one of these"
         )
     if device.startswith("cuda") and default_device() == "cpu":
-        raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
+        raise UsageError(f"The device is {device}, but no GPU was found.", "cpu", "omit the device")
     if device.startswith("cuda:") and int(device[5:]) >= (count := torch.cuda.device_count()):
         raise UsageError(
-            f"The device is {device}, but there are {count} GPUs.", f"cuda:0 to cuda:{count - 1}", "name one"
+            f"The device is {device}, but only {count} GPUs were found.", f"cuda:0 to cuda:{count - 1}", "name one"
         )
     return device
 
@@ -186,8 +194,3 @@ def declared_with(declared: Declaration, noise: str | None) -> Declaration:
 
 def _asked(declared: T, asked: T | None) -> T:
     return declared if asked is None else asked
-
-
-def _dtype(dtype: torch.dtype | str) -> str:
-    word = str(dtype).removeprefix("torch.")
-    return _SHORT.get(word, word)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, default_device
+from assay.harness.attention.matrix import dtype_name
 from assay.harness.attention.shapes import shape_of
 from assay.harness.backend import Backend
 from assay.harness.checks.check import concluded, explore
@@ -19,7 +20,7 @@ from assay.harness.checks.observed import Reader
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.errors import UsageError
-from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.evidence.kernel_result import KernelResult, MeasuredCall
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.diagnose import CALL_REFUSED, diagnose
@@ -281,6 +282,7 @@ def _result(
         calls=len(run.results),
         worst_own=own,
         worst_bound=bound,
+        measured=tuple(map(_measured, run.results)),
         findings=tuple(findings),
         missing=(*missing, *filter(None, [not_run])),
         not_run=not_run,
@@ -294,6 +296,18 @@ def _result(
         outside=tuple(sorted({(result.call.layer, result.call.phase) for result in run.results if result.fails})),
         not_tested=tuple(not_tested),
     )
+
+
+def _measured(result: CallResult) -> MeasuredCall:
+    call, (own, bound) = result.call, result.judged_cell
+    condition = {
+        "phase": call.phase,
+        "layer": str(call.layer),
+        "new": " ".join(map(str, call.lens_q)),
+        "prefix": " ".join(map(str, call.prefixes)),
+        "dtype": dtype_name(call.q.dtype),
+    }
+    return MeasuredCall(case=describe(call), condition=condition, error=own, bound=bound, wrong=result.fails)
 
 
 def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:

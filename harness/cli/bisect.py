@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from assay.harness.cli.app import app, wrong_use
 from assay.harness.cli.flags import STARTED, Config, existing, instrumented_spec, spec_flags
-from assay.harness.cli.output import Json, deliver, errors, new_folder, progress, report_error, say
+from assay.harness.cli.output import deliver, errors, file_row, new_folder, progress, report_error, say
 from assay.harness.config import BISECT_FLAGS
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 from assay.harness.extras import require
@@ -32,7 +32,6 @@ def layers(
         Path | None, typer.Option(help="A new folder for the server's log and bisect.json.", callback=new_folder)
     ] = None,
     config: Config = None,
-    json: Json = False,
 ) -> None:
     """Find the layers that need the reference.
 
@@ -56,8 +55,9 @@ def layers(
         result = bisect_layers(plan, folder, display)
     document = layers_document(result)
     write_whole(folder / "bisect.json", document.json(result) + "\n")
-    say(f"Details: {folder / 'bisect.json'}")
-    raise typer.Exit(deliver(document, json))
+    code = deliver(document)
+    file_row("Details", folder / "bisect.json")
+    raise typer.Exit(code)
 
 
 # Exit codes of ``git bisect run``, by outcome.
@@ -91,7 +91,6 @@ def commits(
         Path | None,
         typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
     ] = None,
-    json: Json = False,
 ) -> None:
     """Find the commit that made a kernel worse.
 
@@ -110,7 +109,7 @@ def commits(
         state, folder = bisect_commits(spec, out, display.say)
     assert state.result is not None
     write_whole(folder.path / "report.json", state.model_dump_json(indent=1))
-    deliver(bisection_document(state), json, folder.path / "report.html")
+    deliver(bisection_document(state), folder.path / "report.html")
     raise typer.Exit(state.result.exit_code)
 
 

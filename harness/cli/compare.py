@@ -8,25 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.harness.cli.app import app, as_given
-from assay.harness.cli.output import Html, Json, Junit, deliver, new_folder, trace
-from assay.harness.config import points_meant
+from assay.harness.cli.output import deliver, trace
 from assay.harness.errors import UsageError
-from assay.harness.extras import require
-from assay.harness.policy import WIDEST_MARGIN
 from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:
     from assay.reports.document import Document
-
-
-def _fraction(margin: float) -> float:
-    if not 0 < margin <= WIDEST_MARGIN:
-        raise UsageError(
-            f"--margin is {margin:g}.",
-            f"more than 0 and at most {WIDEST_MARGIN:g}, as a fraction",
-            points_meant("--margin", margin) or "give another value, or leave it out",
-        )
-    return margin
 
 
 @app.command()
@@ -40,9 +27,7 @@ def compare(
     ],
     margin: Annotated[
         float,
-        typer.Option(
-            help="Largest loss of the mean score that still passes, as a fraction; at most 0.1.", callback=_fraction
-        ),
+        typer.Option(help="Largest loss of the mean score that still passes, as a fraction; at most 0.1."),
     ] = 0.02,
     metric: Annotated[
         str, typer.Option(help="Score that counts, where a tool writes several: exact_match,strict-match for lm-eval.")
@@ -68,9 +53,6 @@ def compare(
         list[str] | None,
         typer.Option(metavar="NAME", help="What may differ in fingerprints: packages, arguments.page_size, ..."),
     ] = None,
-    json: Json = False,
-    html: Html = None,
-    junit: Junit = None,
 ) -> None:
     """Compare two results, folders of runs, files of tensors, traces or fingerprints that are there.
 
@@ -82,7 +64,7 @@ def compare(
         )
     a, b = results[0], results[1] if results[1:] else None
     if b and (compared := _compare_fingerprints(a, b, allow or [])) is not None:
-        raise typer.Exit(deliver(compared, json, html, junit))
+        raise typer.Exit(deliver(compared))
     if allow:
         raise UsageError("--allow does nothing with these files.", "it with two fingerprints", "leave it out")
     from assay.harness.ingest.recognise import compare as run
@@ -97,7 +79,7 @@ def compare(
         shape = model_shape(model)
     rule = TensorRule(tolerance, shape, check_axes(layout))
     result = run(a, b, margin, rule, metric, reproduce=as_given())
-    raise typer.Exit(deliver(compare_document(result), json, html, junit))
+    raise typer.Exit(deliver(compare_document(result)))
 
 
 def _compare_fingerprints(a: Path, b: Path, allowed: list[str]) -> Document | None:
@@ -111,7 +93,7 @@ def _compare_fingerprints(a: Path, b: Path, allowed: list[str]) -> Document | No
 
     if unknown := [name for name in allowed if name.partition(".")[0] not in RANKS]:
         raise UsageError(
-            f"--allow={unknown[0]} is no part of a fingerprint.",
+            f"--allow={unknown[0]} is not a part of a fingerprint.",
             f"one of {', '.join(RANKS)}, or a name of one, as in arguments.page_size",
             did_you_mean(unknown[0], RANKS) or "take the name in brackets that a comparison prints",
         )
@@ -121,22 +103,9 @@ def _compare_fingerprints(a: Path, b: Path, allowed: list[str]) -> Document | No
 @app.command()
 def ingest(
     files: Annotated[list[Path], typer.Argument(help="Logs, results files, traces or tensors.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="A folder for ingest.json and ingest.html.", callback=new_folder),
-    ] = None,
-    json: Json = False,
 ) -> None:
     """Read other tools' logs, results, traces and tensors, and report what follows from them."""
-    if out is not None:
-        require("reports", "assay ingest --out")
-    from assay.harness.files import write_whole
     from assay.harness.ingest.recognise import ingest as read
     from assay.reports.ingest import ingest_document
 
-    result = read(files, trace)
-    document = ingest_document(result)
-    if out is None:
-        raise typer.Exit(deliver(document, json))
-    write_whole(out / "ingest.json", document.json(result) + "\n")
-    raise typer.Exit(deliver(document, json, out / "ingest.html"))
+    raise typer.Exit(deliver(ingest_document(read(files, trace))))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.harness.cli.app import app
-from assay.harness.cli.output import Html, Json, Junit, deliver, new_file, progress
+from assay.harness.cli.output import deliver, new_file, progress
 from assay.harness.errors import UsageError
 from assay.harness.files import write_whole
 from assay.harness.sides import BUILTIN_MODEL, Device, Side, hide, profile_of
@@ -47,9 +47,6 @@ def fingerprint(
     ] = False,
     startup_timeout: Annotated[float, typer.Option(help="Seconds until the model must be loaded.", min=1)] = 900.0,
     out: Annotated[Path | None, typer.Option(help="A file for the fingerprint.", callback=new_file)] = None,
-    json: Json = False,
-    html: Html = None,
-    junit: Junit = None,
 ) -> None:
     """Show what is really being served: token ids, RoPE, weights, backends. ``assay compare`` ranks what differs between two."""
     from assay.harness.evidence.fingerprint import FINGERPRINT
@@ -73,7 +70,7 @@ def fingerprint(
         FINGERPRINT.write(out.parent, made)
     elif out:
         write_whole(out, made.model_dump_json(indent=1))
-    raise typer.Exit(deliver(fingerprint_document(made), json, html, junit))
+    raise typer.Exit(deliver(fingerprint_document(made)))
 
 
 def _of_url(url: str, model: str) -> Fingerprint:
@@ -82,7 +79,7 @@ def _of_url(url: str, model: str) -> Fingerprint:
     from assay.harness.run.fingerprints import of_url
 
     if not (url.startswith(("http://", "https://")) and is_server_url(url)):
-        raise UsageError(f"{hide('', url)!r} is no URL of a server.", _USAGE, "see assay fingerprint --help")
+        raise UsageError(f"{hide('', url)!r} is not the URL of a server.", _USAGE, "see assay fingerprint --help")
     require("serve", "assay fingerprint URL")
     with progress() as display, display.waiting(f"asking {url}"):
         return of_url(url, "" if model == BUILTIN_MODEL else model, 60.0)

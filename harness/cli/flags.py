@@ -35,7 +35,7 @@ def existing(expected: str) -> Callable[[Path | None], Path | None]:
 
     def check(path: Path | None) -> Path | None:
         if path is not None and not path.exists():
-            raise UsageError(f"There is no {path}.", expected, "check the path")
+            raise UsageError(f"{path} does not exist.", expected, "check the path")
         if path is not None and not path.is_dir():
             raise UsageError(f"{path} is a file.", expected, "name the folder")
         return path
@@ -97,8 +97,8 @@ def refuse_flags_before(context: typer.Context) -> None:
         UsageError: a flag of the command was given, and a subcommand.
     """
     command, inner = context.info_name, context.invoked_subcommand
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = [flag(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    sources = {param.name: context.get_parameter_source(param.name) for param in context.command.params}
+    given = [flag(name) for name, source in sources.items() if name and source and source.name == "COMMANDLINE"]
     if given:
         raise UsageError(
             f"Before {inner}, {', '.join(given)} would apply to {command} itself.",

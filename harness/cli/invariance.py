@@ -9,7 +9,7 @@ import typer
 
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import STARTED, Config, instrumented_spec, spec_flags
-from assay.harness.cli.output import Json, deliver, new_folder, progress
+from assay.harness.cli.output import deliver, new_folder, progress
 from assay.harness.config import INVARIANCE_FLAGS
 from assay.harness.extras import require
 from assay.harness.files import write_whole
@@ -28,19 +28,18 @@ def invariance(
     arms: Annotated[
         Literal["pairs", "singles", "exactly"],
         typer.Option(
-            help="Which features are on together: every two in some arm (pairs), each alone (singles), or all of --features, and "
-            "each alone if that differs (exactly)."
+            help="Features switched on together: every two in some variant (pairs), each alone (singles), or all of "
+            "--features, and each alone if that differs (exactly)."
         ),
     ] = "pairs",
     minutes: Annotated[
         float,
         typer.Option(
-            help="How long arms are run; what fails is reduced after that. By default as long as they take.", min=0
+            help="Time for the variants; failing ones are reduced after that. Default: as long as they take.", min=0
         ),
     ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="A new folder for the evidence.", callback=new_folder)] = None,
     config: Config = None,
-    json: Json = False,
 ) -> None:
     """Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time."""
     require("serve", "assay invariance")
@@ -53,13 +52,13 @@ def invariance(
     named = tuple(dict.fromkeys(name.strip() for name in features.split(",") if name.strip()))
     with progress() as display:
         result = compare_features(spec, folder, features=named, mode=arms, minutes=minutes, display=display)
-    raise typer.Exit(show_features(result, folder, json))
+    raise typer.Exit(show_features(result, folder))
 
 
-def show_features(result: InvarianceResult, folder: Path, json: bool) -> int:
+def show_features(result: InvarianceResult, folder: Path) -> int:
     """Write a result and its page into its folder, and show it; return the exit code."""
     from assay.reports.invariance import invariance_document
 
     document = invariance_document(result)
     write_whole(folder / "invariance.json", document.json(result) + "\n")
-    return deliver(document, json, folder / "invariance.html")
+    return deliver(document, folder / "invariance.html")

@@ -1,4 +1,4 @@
-"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a last line with the verdict."""
+"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a result below its answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 
 console = Console()
 errors = Console(stderr=True)
-# What a command prints besides its result; ``--quiet`` silences `console`.
-detail = SimpleNamespace(verbose=False)
+# What a command prints or writes besides its result; ``--quiet`` silences `console`.
+detail = SimpleNamespace(verbose=False, json=False, html=None, junit=None, all=False)
 # Seconds between two lines of progress where the output is no terminal.
-_LINES_S, _VERBOSE_LINES_S = 10.0, 1.0
+_LINES_S, _VERBOSE_LINES_S = 30.0, 1.0
 
 
 def say(text: str) -> None:
@@ -53,23 +52,6 @@ def trace(error: Exception) -> None:
     if detail.verbose:
         lines = traceback.format_exception(error)
         errors.print(visible("".join(lines)), markup=False, highlight=False, soft_wrap=True)
-
-
-def _json(given: bool) -> bool:
-    if given:
-        console.stderr = True  # everything that a person reads: standard output has the JSON alone
-    return given
-
-
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print the result as JSON on standard output, and everything else on standard error.",
-        callback=_json,
-    ),
-]
-"""An option of every command that ends in a result; its command calls `print_json`."""
 
 
 def _to_write(kind: str, exists_as_another: Callable[[Path], bool], do: str) -> Callable[..., Path | None]:
@@ -97,57 +79,90 @@ def _to_write(kind: str, exists_as_another: Callable[[Path], bool], do: str) -> 
 new_file = _to_write("a file, which is written", Path.is_dir, "name a file in it: {path}/NAME")
 new_folder = _to_write("a folder (created if missing)", Path.is_file, "name a folder")
 
-Html = Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.", callback=new_file)]
-Junit = Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.", callback=new_file)]
-"""Options of the commands that write a page, or JUnit, on request."""
-
 
 def print_json(document: str) -> None:
     """Print a result as JSON, as it is."""
     sys.stdout.write(document.rstrip("\n") + "\n")
 
 
-def deliver(document: Document, json: bool = False, html: Path | None = None, junit: Path | None = None) -> int:
-    """Print a document, with ``--json`` its result, last its conclusion; write what was asked for. Return the exit code."""
+def deliver(document: Document, page: Path | None = None) -> int:
+    """Print a document, the answer first, and write what was asked for.
+
+    Args:
+        document: of a command's result.
+        page: the command's own page, besides the file of ``--html``.
+
+    Returns:
+        The exit code.
+    """
     from assay.reports.terminal import render
 
-    render(document, console)
-    if json and document.result is not None:
-        print_json(document.json(document.result))
-    if junit:
-        from assay.reports.junit import to_junit
-
-        write_whole(junit, to_junit(document))
-        say(f"JUnit: {junit}")
-    if html:
-        from assay.reports.page import to_html
-
-        write_whole(html, to_html(document))
-        say(f"Report: {html}")
-    if document.conclusion and not console.quiet:
-        say(document.conclusion)
-    elif document.conclusion and not console.stderr:  # --quiet leaves the verdict
-        sys.stdout.write(document.conclusion + "\n")
+    render(document, console, detail.all)
+    write_asked(document, page)
+    if document.page:
+        file_row("Report", document.page)
+    if document.answer and console.quiet and not console.stderr:  # --quiet leaves the answer
+        sys.stdout.write(document.answer + "\n")
     return document.code
 
 
-def progress(on: Console = console) -> ProgressDisplay:
-    """Make a display of the command's progress; ``--quiet`` silences it."""
+def write_asked(document: Document, page: Path | None = None) -> None:
+    """Print or write what ``--json``, ``--junit``, ``--html`` and GitHub Actions ask for, and the command's own page."""
+    if detail.json and document.result is not None:
+        print_json(document.json(document.result))
+    if detail.junit:
+        from assay.reports.junit import to_junit
+
+        write_whole(detail.junit, to_junit(document))
+        file_row("JUnit", detail.junit)
+    for file in filter(None, (page, detail.html)):
+        from assay.reports.page import to_html
+
+        write_whole(file, to_html(document))
+        file_row("Report", file)
+    if not {"GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"}.isdisjoint(os.environ):
+        from assay.reports.github import write_for_actions
+
+        write_for_actions(document, sys.stderr if detail.json else sys.stdout)
+
+
+def file_row(label: str, path: Path | str) -> None:
+    """Print a row that names a file which was written."""
+    from assay.reports.document import Row
+    from assay.reports.terminal import rows
+
+    rows(console, [Row(label, str(path))])
+
+
+def progress() -> ProgressDisplay:
+    """Make a display of the command's progress on standard error, whose output begins with its answer; ``--quiet`` silences it."""
     from assay.harness.progress import ProgressDisplay
 
-    return ProgressDisplay(
-        Console(quiet=True) if console.quiet else on, _VERBOSE_LINES_S if detail.verbose else _LINES_S
-    )
+    shown = Console(quiet=True) if console.quiet else errors
+    return ProgressDisplay(shown, _VERBOSE_LINES_S if detail.verbose else _LINES_S)
 
 
 _flags = typer.Typer(add_completion=False)
+# Commands that end in files, a page of text, or git's exit code.
+_WITHOUT_RESULT = ("accept", "probe", "explain", "init")
 
 
 @_flags.command()
 def _output(
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the result as JSON on standard output, and everything else on standard error."
+        ),
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
+    all: Annotated[
+        bool, typer.Option("--all", help="Print all that there is to say, not only the first screen.")
+    ] = False,
     quiet: Annotated[
         bool,
-        typer.Option("-q", "--quiet", help="Print only the verdict, where there is one, and errors.", is_eager=True),
+        typer.Option("-q", "--quiet", help="Print only the verdict, if any, and errors.", is_eager=True),
     ] = False,
     verbose: Annotated[
         bool,
@@ -160,20 +175,24 @@ def _output(
 
 
 def add_output_flags(command: Any) -> None:
-    """Give a loaded command, or each command of a group, ``--quiet`` and ``--verbose``."""
+    """Give a loaded command, or each command of a group, ``--quiet`` and ``--verbose``, and the forms of its result, if any."""
     if isinstance(command, TyperGroup):
         for each in command.commands.values():
             add_output_flags(each)
         if not command.invoke_without_command:
             return
-    for flag, holder in zip(typer.main.get_command(_flags).params, (console, detail), strict=False):
-        flag.expose_value, flag.callback = False, partial(_set, holder)
+    shared = [flag for flag in typer.main.get_command(_flags).params if flag.name in _output.__annotations__]
+    for flag in shared[4:] if command.name in _WITHOUT_RESULT else shared:
+        flag.expose_value, flag.callback = False, _set
         command.params.append(flag)
 
 
-def _set(holder: object, context: Any, param: Any, given: bool) -> None:
+def _set(context: Any, param: Any, given: Any) -> None:
     if given:
-        setattr(holder, param.name, True)
+        value = new_file(param, given) if isinstance(given, Path) else True
+        setattr(console if param.name == "quiet" else detail, param.name, value)
+    if given and param.name == "json":
+        console.stderr = True  # everything that a person reads: standard output has the JSON alone
 
 
 _READER_GONE = (errno.EPIPE, errno.ECONNRESET)

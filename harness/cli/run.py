@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
-from assay.harness.cli.output import Html, Json, deliver, new_folder, print_json, progress, say
+from assay.harness.cli.output import deliver, new_folder, progress, say, write_asked
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
@@ -38,21 +37,20 @@ def run(
     ] = None,
     out: Out = None,
     config: Config = None,
-    json: Json = False,
 ) -> None:
     """Ask both servers the same questions, and decide if the candidate may be merged."""
     if record:
-        _record(flags, record, config, json)
+        _record(flags, record, config)
         return
     spec = make_spec(flags, config)
     if (
         {"layers"} <= set(spec.workload.suites) <= {"layers", "logits"}
     ):  # only a server that assay starts has layers to see
         spec = instrumented_spec(flags, config)
-    raise typer.Exit(run_and_report(spec, out, json=json).exit_code)
+    raise typer.Exit(run_and_report(spec, out).exit_code)
 
 
-def _record(flags: dict[str, Any], pack: Path, config: Path | None, json: bool) -> None:
+def _record(flags: dict[str, Any], pack: Path, config: Path | None) -> None:
     """Record a replay pack, without a verdict."""
     from assay.harness.run.plan import prepare
     from assay.harness.run.run import record_pack
@@ -61,10 +59,10 @@ def _record(flags: dict[str, Any], pack: Path, config: Path | None, json: bool) 
     spec = instrumented_spec(flags | {"suites": "layers"}, config)
     with progress() as display:
         manifest = record_pack(prepare(spec), pack, display)
-    deliver(pack_document(manifest, pack), json)
+    deliver(pack_document(manifest, pack))
 
 
-def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, json: bool = False) -> Report:
+def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) -> Report:
     """Run, write every report into the run's folder, and show the verdict.
 
     Args:
@@ -76,28 +74,27 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
     folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
         made = run(spec, folder, baselines=baselines, display=display)
-    _show(made, folder, json, interrupted=made.failure is not None and made.failure.kind == "interrupted")
+    interrupted = made.failure is not None and made.failure.kind == "interrupted"
+    _show(made, folder, interrupted=f" after {display.ran() or 'nothing was asked'}" * interrupted)
     return made
 
 
-def _show(made: Report, folder: Path, json: bool, interrupted: bool = False) -> None:
-    """Write every report of a run, and show the verdict; of one that was interrupted just now, how it goes on."""
+def _show(made: Report, folder: Path, interrupted: str = "") -> None:
+    """Write every report of a run, and show the verdict; of one that was interrupted just now, after what, and how it goes on."""
     from assay.harness.judge.history import PAGE
     from assay.reports.run_report import run_document
     from assay.reports.write import write_reports
 
     with too_late():
         write_reports(made, folder)
+        document = run_document(made, folder / PAGE)
         if not interrupted:
-            deliver(run_document(made, folder / PAGE), json)
+            deliver(document)
             return
     assert made.failure is not None
-    say(f"Interrupted; there is no verdict. What was measured is in {folder}.")
+    say(f"Interrupted{interrupted}. There is no verdict, so this is not a pass. What was measured is in {folder}.")
     say(f"{made.failure.do[0].upper()}{made.failure.do[1:]}")
-    if json:
-        from assay.reports.json_report import to_json
-
-        print_json(to_json(made))
+    write_asked(document)
 
 
 @app.command()
@@ -106,7 +103,6 @@ def bench(
     flags: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="A new folder for the timings.", callback=new_folder)] = None,
     config: Config = None,
-    json: Json = False,
 ) -> None:
     """Time both servers side by side and judge the ratio of their times."""
     require("serve", "assay bench")
@@ -121,7 +117,7 @@ def bench(
         result = bench_servers(spec, folder, display=display)
     document = bench_document(result)
     write_whole(folder / "bench.json", document.json(result) + "\n")
-    raise typer.Exit(deliver(document, json, folder / "bench.html"))
+    raise typer.Exit(deliver(document, folder / "bench.html"))
 
 
 @app.command()
@@ -134,7 +130,6 @@ def report(
             show_default=False,
         ),
     ] = None,
-    json: Json = False,
 ) -> None:
     """Judge a run's evidence again, rewrite the report files in its folder, and show the report; show a report.json as it is."""
     from assay.harness.cli.invariance import show_features
@@ -146,26 +141,27 @@ def report(
 
     path = find_run(Path(run) if run else None, RUNS)
     if compares_features(path):
-        raise typer.Exit(show_features(judge_invariance(InvarianceFolder(path)), path, json))
+        raise typer.Exit(show_features(judge_invariance(InvarianceFolder(path)), path))
     if (path / MANIFEST).is_file():
         require("reports", "assay report")
         from assay.harness.judge.build import build
 
         made = build(RunFolder(path))
-        _show(made, path, json)
+        _show(made, path)
         raise typer.Exit(made.exit_code)
     if path.is_file() and path.suffix != ".json":
         check_run(path)
-    raise typer.Exit(deliver(run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE), json))
+    document = run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE)
+    raise typer.Exit(deliver(document))
 
 
 @app.command()
-def runs(folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = RUNS, json: Json = False) -> None:
+def runs(folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = RUNS) -> None:
     """List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite."""
     from assay.harness.judge.history import list_runs
     from assay.reports.runs import runs_document
 
-    deliver(runs_document(list_runs(folder)), json)
+    deliver(runs_document(list_runs(folder)))
 
 
 @app.command()
@@ -184,16 +180,14 @@ def backends(
         str | None,
         typer.Option(help="With --honours: measure in this model's dtype and head_dim; by default in two of each."),
     ] = None,
-    html: Html = None,
-    json: Json = False,
 ) -> None:
     """List the attention backends and kernels, or measure what the engine's backends honour."""
     if honours:
-        raise typer.Exit(_honours(names, model, html, json))
-    if names or html or model:
+        raise typer.Exit(_honours(names, model))
+    if names or model:
         raise UsageError(
-            "Backends, --model and --html are given without --honours.",
-            "all of them with --honours",
+            "Backends and --model are given without --honours.",
+            "both with --honours",
             "add --honours, or leave them out",
         )
     from assay.harness.attention import kernels
@@ -215,17 +209,12 @@ def backends(
         own = catalog.sglang_backends()
     except UsageError as error:
         problem = str(error)
-    if json:
-        print_json(dumps({"kernels": listed, "sglang": own, "problem": problem}, indent=2))
-        return
-    say("Kernels (entry-point group assay.kernels):")
-    for kernel in listed:
-        told = kernel.get("problem") or f"{'+'.join(kernel['phases'])}  {kernel['path']}  {kernel['about']}"
-        say(f"  {kernel['name']}  {told}")
-    say(f"SGLang's own: {problem or ', '.join(own)}")
+    from assay.reports.honours import list_document
+
+    deliver(list_document(listed, own, problem))
 
 
-def _honours(names: list[str] | None, model: str | None, html: Path | None, json: bool) -> int:
+def _honours(names: list[str] | None, model: str | None) -> int:
     """Measure what the engines' backends honour, and return the exit code."""
     from assay.harness.attention.call import default_device
     from assay.harness.checks.honours import measure
@@ -247,4 +236,4 @@ def _honours(names: list[str] | None, model: str | None, html: Path | None, json
         shape = served_in(folder, Side(backend=known[0], model=model), default_device())
     with progress() as display:
         result = measure(names or known, note=lambda backend: display.say(f"measuring {backend}"), model=shape)
-    return deliver(honours_document(result), json, html)
+    return deliver(honours_document(result))

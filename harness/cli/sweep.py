@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.cli.app import app, as_given, load_command
-from assay.harness.cli.output import Json, deliver, new_folder, progress, say
+from assay.harness.cli.output import deliver, new_folder, progress, say
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, make_spec
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.extras import require
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from assay.harness.drivers.sweep.spec import SweptCell
 
 # Options of commands that a sweep sets itself.
-_OF_THE_SWEEP = ("out", "json", "html", "junit", "quiet", "verbose", "help")
+_OF_THE_SWEEP = ("out", "json", "html", "junit", "test", "all", "quiet", "verbose", "help")
 # Arguments by command and name, and the name that other commands have for it.
 _ALSO_CALLED = {("check", "kernel"): "candidate"}
 
@@ -57,7 +57,6 @@ def sweep(
         ),
     ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells, and run none.")] = False,
-    json: Json = False,
 ) -> None:
     """Run a command over axes, such as kernels x models: each cell runs in a process of its own.
 
@@ -96,7 +95,7 @@ def sweep(
         return
     with progress() as display:
         result = run_sweep(spec, cells, folder, as_given(), jobs, ray, display)
-    raise typer.Exit(_report(result, folder, json))
+    raise typer.Exit(_report(result, folder))
 
 
 def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
@@ -138,7 +137,7 @@ def _try(command: Any, cell: SweptCell, name: str) -> None:
         ) from None
 
 
-def _report(result: Any, folder: Path, json: bool) -> int:
+def _report(result: Any, folder: Path) -> int:
     """Write the sweep's files, and show its result; return the exit code."""
     from assay.harness.files import write_whole
     from assay.reports.junit import to_junit
@@ -153,4 +152,4 @@ def _report(result: Any, folder: Path, json: bool) -> int:
         write_whole(folder / "report.md", to_markdown(document))
         write_whole(folder / "report.junit.xml", to_junit(document))
         write_whole(folder / "report.json", document.json(result))
-        return deliver(document, json)
+        return deliver(document)

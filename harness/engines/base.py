@@ -32,7 +32,7 @@ class ChatRequest:
     Attributes:
         prompt: the text of the message.
         max_tokens: token limit of the answer.
-        top_logprobs: alternatives to return with the log-probability of each token of the answer; 0 for no log-probabilities.
+        top_logprobs: alternatives to return with the log-probability of each token of the answer; 0 returns only the text.
         item: the item that is asked, whose answer is kept; by default the answer belongs to none.
         repeat: `Answer.repeat`.
     """
@@ -49,7 +49,7 @@ class ChatRequest:
         return cls(item.prompt, max_tokens, top_logprobs, item, repeat)
 
     def answered(self, role: Role, text: str, **told: Any) -> Answer:
-        """Make the answer that a role gave, of which the letter, number or text of a question is parsed here."""
+        """Make the answer of a role, and parse the letter, number or text that it gives to a question."""
         item = self.item
         return Answer(
             suite=item.suite,
@@ -74,11 +74,11 @@ class Engine(Protocol):
     Attributes:
         role: which side of the comparison it is.
         backend: name of its attention backend, or the URL of a server that assay cannot instrument.
-        url: its address ("http://127.0.0.1:31000"); empty before `start`.
+        url: its address ("http://127.0.0.1:31000"), or an empty string before `start`.
         label: engine, version and device ("SGLang 0.5.23 on cpu").
-        startup_s: seconds from launch to ready; None if assay did not start it.
-        launch_command: the command line, fit for a shell; empty if assay did not start it.
-        evidence: folder to which the server's process writes ``counters/`` and ``admissions.jsonl``; None for a URL.
+        startup_s: seconds from launch to ready, or None if assay did not start it.
+        launch_command: the command line, fit for a shell, or an empty string if assay did not start it.
+        evidence: folder to which the server's process writes ``counters/`` and ``admissions.jsonl``, or None for a URL.
         who: what error messages call it, for example "the candidate server (sage_attn)".
         scores: whether it computes the log-probabilities of given tokens (`assay.harness.engines.sglang.score`); if not, logits are
             not compared.
@@ -104,11 +104,11 @@ class Engine(Protocol):
         """Raise EngineError, with exit status and log, if the server's process has ended."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments as the server resolved them; empty if it does not report them."""
+        """Return the arguments as the server resolved them, or an empty mapping if it does not report them."""
         return {}
 
     def fingerprint(self) -> Fingerprint | None:
-        """Observe what is really served; None for an engine that does not tell.
+        """Observe what is really served, or return None for an engine that does not report it.
 
         Raises:
             EngineError: the server failed.
@@ -124,7 +124,8 @@ class Engine(Protocol):
         return {}
 
     def settle_with(self, candidate: Engine, asked: Collection[str]) -> CommonSettings:
-        """Find the flags that make the arguments of this reference and of a candidate agree before they start; none by default.
+        """Find the flags that make the arguments of this reference and of a candidate agree before they start. By default it finds
+        none.
 
         Raises EngineError if the engine does not resolve its arguments. `asked` names the settings that were asked to differ.
         """
@@ -135,7 +136,7 @@ class Engine(Protocol):
         return self
 
     def last_step(self) -> str:
-        """Return the last line that it logged since it was started, warnings left out; empty if there is none."""
+        """Return the last line that it logged since it was started, warnings left out, or an empty string."""
         return ""
 
     def flush_cache(self) -> None:
@@ -159,7 +160,7 @@ class Engine(Protocol):
         self.client().ask(asks, concurrency, on_answer, enough)
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST ``body`` as JSON and return the JSON response. Raises EngineError if there is none."""
+        """POST ``body`` as JSON and return the JSON response. Raises EngineError without a response."""
         return self.client().json("POST", path, body)
 
     def client(self) -> Client:

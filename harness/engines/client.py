@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # the openai client takes a third of a second to import
 INFO_TIMEOUT_S = 60.0
 _CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 _WATCH_INTERVAL_S = 0.25
-# A dying server drops its connections before its exit is visible, for which the guardian ends what is left of it; a failed request
-# waits this long to be explained by it.
+# A dying server drops its connections before its exit is visible, since the guardian first ends its other processes; a failed
+# request waits this long to be explained by it.
 _DEATH_WAIT_S = GRACE_S + HELPER_GRACE_S + 2.0
 _RETRIES = 2
 _EXCERPT = 300
@@ -65,9 +65,10 @@ class Client:
         api_key: sent with each request.
         timeout_s: seconds that a request may take, retries included; of a stream, seconds without a token.
         model: the model that requests name.
-        check: raises EngineError if the server's process is gone, which explains any other failure; None if assay did not start it.
-        log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
-        unreported_cache: what an answer without a count of cached tokens means; None for unknown.
+        check: raises EngineError if the server's process is gone, which explains any other failure, or None if assay did not start
+            it.
+        log_tail: returns the last lines of the server's log, which end every error message.
+        unreported_cache: the number of cached tokens of an answer that reports none, or None if it is unknown.
     """
 
     url: str
@@ -89,7 +90,7 @@ class Client:
         """Return the body of a successful response, within `timeout_s` seconds, or those of any request.
 
         Raises:
-            EngineError: there is none. If the server died, the error states that.
+            EngineError: the request failed. If the server died, the error states that.
         """
         return self._run(partial(self._send, method, path, body, timeout_s or self.timeout_s))
 
@@ -107,7 +108,7 @@ class Client:
         return [self._document(path, each) for each in data if each != _DONE]
 
     def status(self, path: str, timeout_s: float, method: str = "GET", authorized: bool = True) -> int | None:
-        """Return the HTTP status of ``path``, asked with the key or without; None if there is no response."""
+        """Return the HTTP status of ``path``, asked with the key or without, or None without a response."""
         import openai
 
         async def ask(api: AsyncOpenAI) -> int:
@@ -336,7 +337,7 @@ def _read_answer(
     positions = (choice.get("logprobs") or {}).get("content")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     if ask.top_logprobs and positions is None:
-        raise ValueError("log-probabilities were requested, and there are none")
+        raise ValueError("log-probabilities were requested, but not returned")
     return ask.answered(
         role,
         choice["message"]["content"],
@@ -418,7 +419,7 @@ def number(value: float | None) -> float:
 
 
 def problem(error: BaseException) -> str:
-    """Describe what is wrong with an answer; for a field that pydantic refuses, the field and what it should be."""
+    """Describe what is wrong with an answer; for a field that pydantic refuses, name the field and the expected type."""
     if not isinstance(error, ValidationError):
         return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     first = error.errors()[0]

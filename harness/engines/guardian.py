@@ -108,7 +108,7 @@ class _Family:
         stopped: set[int] = set()
         deadline = time.monotonic() + _UNKILLABLE_TIMEOUT_S
         while (more := [pid for pid in _running() if pid not in stopped]) and time.monotonic() < deadline:
-            _tell(more, signal.SIGSTOP)  # what is stopped starts no process while the others are killed
+            _tell(more, signal.SIGSTOP)  # a stopped process cannot start others while they are killed
             stopped.update(more)
         _tell(_running(), signal.SIGKILL)
         return True
@@ -153,7 +153,7 @@ def _tell(pids: list[int], number: int) -> None:
 
 
 def _shared_files(pid: int) -> set[str]:
-    """Return the files in shared memory, of the kinds of `_SHARED`, that a process has mapped; none if it has ended.
+    """Return the files in shared memory, of the kinds of `_SHARED`, that a process has mapped. A process that has ended has none.
 
     They are recognised by their inodes: the C library makes a semaphore under another name, and then renames it.
     """
@@ -167,7 +167,7 @@ def _shared_files(pid: int) -> set[str]:
 
 
 def _watch_shared_memory() -> int:
-    """Return a descriptor that is readable when a file is created in /dev/shm; -1 if there is none."""
+    """Return a descriptor that is readable when a file is created in /dev/shm, or -1."""
     events: int = _libc.inotify_init1(_IN_NONBLOCK | os.O_CLOEXEC)
     if events >= 0 and _libc.inotify_add_watch(events, _SHARED_MEMORY.encode(), _IN_CREATE) < 0:
         os.close(events)

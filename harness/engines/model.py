@@ -24,7 +24,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 def is_hub_name(name: str) -> bool:
-    """Return True if a model's name has the form of a hub name, OWNER/NAME, and is no path."""
+    """Return True if a model's name has the form of a hub name, OWNER/NAME, and is not a path."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
@@ -37,8 +37,8 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
         engine_args: the servers' flags; with ``--load-format dummy`` no weights are needed.
 
     Raises:
-        UsageError: there is no such folder or hub model, or the folder has no configuration, tokenizer or weights, or one of them
-            is damaged.
+        UsageError: the folder or hub model does not exist, or the folder lacks a configuration, tokenizer or weights, or one of
+            them is damaged.
     """
     builtin, _, family = name.partition("-")
     if builtin == BUILTIN_MODEL and family in FAMILIES:
@@ -56,7 +56,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     for right, problem, expected, do in (
         (folder.is_dir(), "is a file", "the folder with config.json and the weights", f"name {folder.parent}"),
         ((folder / "config.json").exists(), "has no config.json", "a folder as save_pretrained writes it", "check the path"),
-        (tokenizers, "has no tokenizer", f"one of {', '.join(_TOKENIZERS)}", "save the tokenizer beside the weights"),
+        (tokenizers, "has no tokenizer", f"one of {', '.join(_TOKENIZERS)}", "save the tokenizer next to the weights"),
         (whole, "has no weights", f"files that match one of {', '.join(_WEIGHTS)}",
          "finish the download, or --engine-arg=--load-format=dummy"),
     ):  # fmt: skip
@@ -82,7 +82,7 @@ def _refuse_pipes(folder: Path, name: str) -> None:
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
-    """Read a file of a model, as a JSON object. Raises UsageError if it is none."""
+    """Read a file of a model, as a JSON object. Raises UsageError if it is not valid."""
     try:
         document = json.loads(whole_file(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -122,13 +122,13 @@ class ModelShape:
     Attributes:
         vocabulary: size of the vocabulary.
         context: longest sequence, in tokens.
-        q_heads: query heads of a layer; 0 if the configuration does not state it.
+        q_heads: query heads of a layer, or 0 if the configuration does not state it.
         kv_heads: key and value heads of a layer, 1 where it reads latents; 0 if not stated.
-        head_dim: size of a head, that of the latents where a layer reads them; 0 if not stated.
-        dtype: of the weights, such as "bfloat16"; empty if not stated.
-        layers: number of layers; 0 if not stated.
+        head_dim: size of a head, that of the latents where a layer reads them, or 0 if not stated.
+        dtype: of the weights, such as "bfloat16", or empty if not stated.
+        layers: number of layers, or 0 if not stated.
         recurrent: whether some layers keep a state in place of keys and values.
-        asks: what its layers ask of attention beyond the plain one, by name of the feature, with the line that says so. Windows as
+        asks: features that its layers ask for beyond plain attention, by name, with the line that says so. Windows as
             long as the context ask for nothing. A KV cache in FP8 is "stored_kv", and the checkpoint's scales for it "KV scales".
     """
 
@@ -151,10 +151,10 @@ class ModelShape:
 
 
 def configuration(model: Path) -> dict[str, Any]:
-    """Read the ``config.json`` of the model in a folder, with what it says of a model of text in place of the whole.
+    """Read the ``config.json`` of the model in a folder, with its settings of the text model in place of the whole.
 
     Raises:
-        UsageError: it cannot be read, or is no JSON object.
+        UsageError: it cannot be read, or is not a JSON object.
     """
     config = _read_json(model / "config.json", str(model))
     return {**config, **config.get("text_config", {})}
@@ -164,7 +164,7 @@ def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
     """Read the shape of the model in a folder from its ``config.json``.
 
     Args:
-        flags: the server's flags, of which ``--kv-cache-dtype`` decides what layers ask for.
+        flags: the server's flags; ``--kv-cache-dtype`` decides which features layers ask for.
 
     Raises:
         UsageError: the configuration has no ``vocab_size`` or no ``max_position_embeddings``.
@@ -211,7 +211,7 @@ def _asks(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _asked_of_cache(model: Path, config: Mapping[str, Any], flags: tuple[str, ...]) -> dict[str, str]:
-    """Read what a KV cache in FP8 asks for; nothing where the cache is in the model's dtype.
+    """Read the feature that a KV cache in FP8 asks for. A cache in the model's dtype asks for none.
 
     SGLang's default, "auto", is FP8 for checkpoints whose quantisation says so.
     """
@@ -232,7 +232,7 @@ def _asked_of_cache(model: Path, config: Mapping[str, Any], flags: tuple[str, ..
 def _cache_of_checkpoint(model: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     """Return the field with which a checkpoint asks for a KV cache in FP8, as SGLang 0.5.23 reads it, and its value; or empty ones.
 
-    ModelOpt has a ``kv_cache_quant_algo``, or a ``kv_cache_scheme`` of 8-bit floats, in ``config.json`` or in a file of its own.
+    ModelOpt has a ``kv_cache_quant_algo``, or a ``kv_cache_scheme`` of 8-bit floats, in ``config.json`` or in a separate file.
     Of compressed-tensors, SGLang takes the scales but leaves the cache in the model's dtype.
     """
     quantised, apart = config.get("quantization_config") or {}, model / "hf_quant_config.json"

@@ -93,7 +93,7 @@ class ServerProcess:
 
     @property
     def how_it_ended(self) -> str:
-        """The end in words: "exited with status 2", "was killed by SIGKILL"."""
+        """Describe the end: "exited with status 2", "was killed by SIGKILL"."""
         status = self.exit_status
         return "is running" if status is None else how_ended(status)
 
@@ -109,7 +109,7 @@ class ServerProcess:
         return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
     def last_line(self, warnings: bool = True) -> str:
-        """Return the last line of this launch's log that is not known noise, or a warning unless `warnings`; empty for none."""
+        """Return the last line of this launch's log that is not known noise, or a warning unless `warnings`, or an empty string."""
         return next((line for line in reversed(_lines(self.recent_log())) if warnings or not _WARNS.search(line)), "")
 
     def recent_log(self) -> str:
@@ -121,7 +121,7 @@ class ServerProcess:
         return text.replace(self._secret, "***") if self._secret else text
 
     def lost(self, essential: str) -> tuple[str, str] | None:
-        """Look at most once in `LOOK_INTERVAL_S` for a process that has ended and must not end before the server; None if none has.
+        """Look at most once in `LOOK_INTERVAL_S` for a process that must not end before the server and has ended.
 
         Such processes have names that begin with `essential`; one without a name yet counts only if it failed. Only what two looks
         in a row have seen counts, since a server whose process has died may be about to end: then nothing counts but how it did;
@@ -158,7 +158,7 @@ class ServerProcess:
 
 
 class _Look(NamedTuple):
-    """What is seen of a process: its state, the name that it gives itself, as "sglang::scheduler", and its parent."""
+    """The visible part of a process: its state, the name that it gives itself, as "sglang::scheduler", and its parent."""
 
     state: str
     name: str
@@ -180,7 +180,7 @@ def _look(pid: int) -> _Look:
 
 
 def _exit_status(pid: int) -> int | None:
-    """Return the exit status, as `subprocess` has it, of a process that its parent has not reaped; None if it cannot be read."""
+    """Return the exit status, as `subprocess` has it, of a process that its parent has not reaped, or None if it cannot be read."""
     try:
         return os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[49]))
     except (OSError, IndexError, ValueError):
@@ -188,7 +188,7 @@ def _exit_status(pid: int) -> int | None:
 
 
 def _oom_kills() -> int:
-    """Count the processes that the OOM killer has killed since boot; 0 if the system does not count them."""
+    """Count the processes that the OOM killer has killed since boot, or return 0 if the system does not count them."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""The fingerprint of a server: what is really being served, in the form in which two servers can be compared.
+"""The fingerprint of a server: what it really serves, in a form in which two servers can be compared.
 
-Each part is what was observed, or it is named in `Fingerprint.not_observed` with the reason; nothing stands for what nobody saw.
+Each part was observed, or `Fingerprint.not_observed` names it with the reason.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class RopeTable(Record):
 
     Attributes:
         name: path of its first module.
-        layers: those that use it, as "0-3"; empty where that is not known.
+        layers: those that use it, as "0-3", or empty where that is not known.
         kind: class of the module.
         dtype: of the table.
-        rows: positions that it holds; 0 where it is computed as needed.
+        rows: positions that it holds, or 0 where it is computed as needed.
         frequencies: angle per position of each pair of dims, as the table has them.
         scale: factor of all cos and sin.
-        digest: of the table, or of the frequencies where there is none.
-        error: largest distance of the table from cos and sin in float64; None where it holds no positions.
-        wrong: in which way it is not what ``config.json`` says, a sentence; empty if it is, or if nothing is said there.
+        digest: of the table, or of the frequencies without one.
+        error: largest distance of the table from cos and sin in float64, or None where it holds no positions.
+        wrong: how it differs from ``config.json``, a sentence; empty if it agrees, or if that does not say.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Weight(Record):
         digest: of all bytes, or of a sample of those of a large one (`assay.harness.fingerprint.weights`).
         projections: products with random signs that a name and the indices in the whole decide; they tell rounded weights from
             others, and those of the parts of a whole add up. Empty where it is not known which part each process holds.
-        signs: the name and the first row that decide the signs, "NAME ROW"; empty for its own name and row 0.
+        signs: the name and the first row that decide the signs, "NAME ROW", or empty for its own name and row 0.
         sums: sums over all elements of powers: they do not depend on the order, so those of shards add up, known places or not.
         grid: the narrowest dtype that holds all of its elements exactly, such as "bfloat16" of a float32 parameter.
         ranks: processes that hold a part of it; 1 where each holds the whole.
-        whole: shape of the whole parameter; empty where it is not known which part of it a process holds.
+        whole: shape of the whole parameter, or empty where the part that a process holds is not known.
         held: of one process, the pieces of the whole that it holds; of all processes together, what each holds, in the order of
             ranks, where `whole` is not known.
         copies_differ: whether processes that hold the same piece of it hold other numbers.
-        unlike_checkpoint: relative distance from what the checkpoint has of it; 0 where that is the same, or not known.
+        unlike_checkpoint: relative distance from the checkpoint's values, 0 where they are the same or not known.
         not_in_checkpoint: whether the checkpoint lacks it, or a part of it.
-        kept: why it must not be rounded, such as "router bias"; empty for other parameters.
+        kept: why it must not be rounded, such as "router bias", or empty for other parameters.
     """
 
     name: str
@@ -96,8 +96,8 @@ class Tokens(Record):
     """Token ids of the probe corpus, `assay.evals.probe_texts`.
 
     Attributes:
-        tokenizer: class of the tokenizer; empty where only its results were seen.
-        bos: id of the token that begins a sequence; None for none.
+        tokenizer: class of the tokenizer, or empty where only its results were seen.
+        bos: id of the token that begins a sequence, if any.
         eos: ids of the tokens that end one.
         texts: ids of each text, special tokens added as the tokenizer does by default.
         bare: the same without special tokens.
@@ -128,7 +128,7 @@ class Resolved(Record):
     Attributes:
         operation: "attention", "gemm", "moe", "norm", "rope", "all-reduce", "sampler", ...
         phase: "extend", "decode" or empty for all.
-        layers: those that run it, as "0-6,12-31"; empty for what belongs to no layer.
+        layers: those that run it, as "0-6,12-31", or empty outside of layers.
         runs: its name.
     """
 
@@ -139,20 +139,20 @@ class Resolved(Record):
 
 
 class Fingerprint(RunRecord):
-    __doc__ = f"""What is really being served. {RULE}
+    __doc__ = f"""A record of what a server really serves. {RULE}
 
     Attributes:
         source: where it was observed.
         engine: "SGLang 0.5.23 on cpu", or the packages that read the model's files.
         model: as it was named.
-        asked: settings of the side, by name, as `assay.harness.sides.treatment` has them: what was asked for.
+        asked: settings of the side, by name, as `assay.harness.sides.treatment` has them, as requested.
         tokens, rope, weights: see their types. The weights are those of all processes together.
         config: settings of the model, by name: of its resolved configuration, and floats as its layers hold them.
         generation: defaults of generation.
         positions: position ids of the tokens of a probe.
         adapters: digest of each LoRA adapter that is loaded, by its name.
         quantisation: the scheme, by name of a setting; empty values are left out.
-        experts: digest of the map from logical to physical experts, by layer; empty for a model without experts.
+        experts: digest of the map from logical to physical experts, by layer, or empty for a model without experts.
         backends: the resolved implementations.
         ignored: what the layers ask for and a backend does not compute, a sentence each.
         arguments: the resolved arguments of the server.
@@ -230,7 +230,7 @@ def read_fingerprint(path: Path) -> Fingerprint:
     """Read a fingerprint from its file, or from the folder of a run: RUN is its candidate, RUN/servers/reference the other.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it has none.
         EvidenceError: it is damaged.
     """
     if path.is_dir():
@@ -244,6 +244,6 @@ def read_fingerprint(path: Path) -> Fingerprint:
         path = holder / FINGERPRINT.name
     if not path.is_file():
         raise UsageError(
-            f"There is no {path}.", "a file of assay fingerprint --out, or the folder of a run", "check the path"
+            f"{path} does not exist.", "a file of assay fingerprint --out, or the folder of a run", "check the path"
         )
     return read_json(path, Fingerprint, "write it again with assay fingerprint --out")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, computed_field, field_validator, model_validator
 
-from assay.harness.errors import ExitCode
+from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile, RunRecord
-from assay.harness.schema import RULE, Part
-from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict, serious
+from assay.harness.schema import RULE, Part, page_in_notebook
+from assay.harness.text import percent, times
+from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Value = float | str
 
@@ -37,9 +39,7 @@ class Property(Part):
         "power of two",
         "no power of two",
     ]
-    values: tuple[Value, ...] = Field(
-        (), description="a limit, both ends of a range, what is listed, or a modulus with rests"
-    )
+    values: tuple[Value, ...] = Field((), description="a limit, both ends of a range, a list, or a modulus with rests")
 
 
 class Axis(Part):
@@ -58,8 +58,8 @@ class Tried(Part):
 
     fault: str = Field(
         "output",
-        description='what is wrong there: "output", "lse-wrong", "input-written", "outside" of the tensors, or how the contract is '
-        "broken, in words that follow the kernel's name",
+        description='the kind of error: "output", "lse-wrong", "input-written", "outside" of the tensors, or how the contract is '
+        "broken, as a predicate of the kernel",
     )
     rule: tuple[Property, ...]
     context: dict[str, Value] = Field({}, description="values of features to which the condition is limited")
@@ -69,7 +69,7 @@ class Tried(Part):
     right: int = Field(description="others on such calls: all were right")
     calls: int = Field(description="calls that the experiments took")
     part: tuple[Property, ...] = Field(
-        (), description="which queries, heads and dims of such a sequence are wrong; empty for all"
+        (), description="which queries, heads and dims of such a sequence are wrong, by default all"
     )
     rivals: tuple[tuple[Property, ...], ...] = Field(
         (), description="rules of other features that no call separates from it"
@@ -81,6 +81,18 @@ class CaseWhy(Part):
 
     case: str
     why: str
+
+
+class MeasuredCall(Part):
+    """A call that was computed, with the error of its worst head: relative L1, by position."""
+
+    case: str
+    condition: dict[str, str] = Field(description="by axis, the value of the call")
+    error: float | None = Field(description="null if it is not finite")
+    bound: float = Field(description="the largest error that rounding, or the declared quantisation, explains")
+    wrong: bool
+
+    _finite = field_validator("error")(lambda value: value if value is None or math.isfinite(value) else None)
 
 
 class Met(Part):
@@ -103,7 +115,7 @@ class Pairs(Met):
 
 
 def common(mets: Sequence[Met]) -> dict[str, tuple[int, int]]:
-    """Return the range of each count that all have; its first number is larger than its last where there is none."""
+    """Return the range of each count that all have; its first number is larger than its last if they share none."""
     return {
         count: (max(getattr(met, count)[0] for met in mets), min(getattr(met, count)[1] for met in mets))
         for count in Met.model_fields
@@ -124,8 +136,10 @@ class Reach(Part):
 class Gap(Part):
     """Calls that were not computed."""
 
-    what: str = Field(description="the values of axes that set them apart; empty if none do")
-    why: str = Field("", description="what the kernel or its environment said; empty for what its declaration excludes")
+    what: str = Field(description="the values of axes that set them apart, if any do")
+    why: str = Field(
+        "", description="the message of the kernel or its environment, or empty where its declaration excludes it"
+    )
     calls: int = Field(0, description="0 if the matrix has none")
     example: str = ""
 
@@ -135,7 +149,7 @@ class Coverage(Part):
 
     values: dict[str, tuple[str, ...]] = Field({}, description="by axis, the values that computed calls had")
     reach: dict[str, Reach] = Field({}, description="by phase, what calls had")
-    lses: int = Field(0, description="calls of which the log-sum-exps were compared")
+    lses: int = Field(0, description="calls whose log-sum-exps were compared")
     gaps: tuple[Gap, ...] = ()
     runs: int = Field(0, description="how many times the kernel ran")
     device: str = ""
@@ -151,25 +165,26 @@ class KernelResult(Part, RunRecord):
     calls: int = Field(0, description="calls that it computed or broke")
     worst_own: float | None = Field(
         None,
-        description="relative L1 of the cell and head that is worst relative to its bound; null if it is not finite, or, like "
+        description="relative L1 of the cell and head that is worst relative to its bound, or null if it is not finite, or, like "
         "`worst_bound`, if no call was computed",
     )
     worst_bound: float | None = None
-    findings: tuple[Finding, ...] = Field((), description="what is wrong, named where a hypothesis fits")
+    findings: tuple[Finding, ...] = Field((), description="bugs and other errors, named where a hypothesis fits")
     missing: tuple[str, ...] = Field((), description="requirements of a pass that were not tested")
-    not_run: str = Field("", description="why the kernel was not run, as when it ended its process; empty otherwise")
+    not_run: str = Field("", description="why the kernel was not run, as when it ended its process, else empty")
     smallest: str = Field(
-        "", description="the smallest failing call, and if it fails in a fresh process; empty if none fails"
+        "", description="the smallest failing call, and if it fails in a fresh process, or empty if all calls pass"
     )
-    test: str = Field("", description="source of a pytest file that failed in a fresh process; empty if none did")
-    again: str = Field("", description="a command that repeats this; empty for a kernel that no command can name")
+    test: str = Field("", description="source of a pytest file that failed in a fresh process, if any")
+    again: str = Field("", description="a command that repeats this, or empty for a kernel that commands cannot name")
     seconds: float = 0.0
     traceback: str = Field("", description="of the first exception that the kernel raised")
     # On the matrix.
     shapes: str = Field("", description="in a run, what the calls had in common")
+    quick: str = Field("", description="of a quick check, the one dtype and head_dim of its calls; empty otherwise")
     failing: tuple[str, ...] = Field((), description="names of the cases that are out of bounds or broken")
     tried: Tried | None = Field(
-        None, description="the condition under which it is wrong; null if none survived fresh calls"
+        None, description="the condition under which it is wrong, or null if none survived fresh calls"
     )
     axes: tuple[Axis, ...] = Field((), description="axes of the smallest failing call with values on which it is right")
     broken: tuple[CaseWhy, ...] = ()
@@ -177,6 +192,9 @@ class KernelResult(Part, RunRecord):
     excluded: tuple[CaseWhy, ...] = Field((), description="cases that its declaration excludes")
     left_out: int = Field(0, description="cases that were not run, as the kernel was clearly wrong before")
     coverage: Coverage = Coverage()
+    measured: tuple[MeasuredCall, ...] = Field(
+        (), description="the calls that it computed, with error and bound of each"
+    )
     # On recorded calls.
     pack: str = Field("", description="hash of the pack, as `assay.harness.evidence.pack.hash_pack` computes it")
     examined: tuple[str, ...] = Field((), description="hashes of the files of the examined calls")
@@ -184,7 +202,7 @@ class KernelResult(Part, RunRecord):
     with_prefix: int = Field(0, description="examined calls with a cached prefix")
     envelope: dict[str, str] = Field(
         {},
-        description="by phase that the kernel claims, what the pack's calls have; empty where it has none of the phase",
+        description="by phase that the kernel claims, ranges of the pack's calls, or empty without calls of the phase",
     )
     outside: tuple[tuple[int, str], ...] = Field(
         (), description="layers and phases with an examined call that is out of bounds"
@@ -199,7 +217,7 @@ class KernelResult(Part, RunRecord):
     @model_validator(mode="before")
     @classmethod
     def _without_verdict(cls, data: Any) -> Any:
-        """Drop what is computed from a document that was read."""
+        """Drop computed fields from a document that was read."""
         computed = ("verdict", "exit_code")
         return {key: value for key, value in data.items() if key not in computed} if isinstance(data, dict) else data
 
@@ -222,7 +240,7 @@ class KernelResult(Part, RunRecord):
 
     @property
     def worst(self) -> float:
-        """The largest own error as a multiple of its bound; 0 if no call was computed."""
+        """Return the largest error as a multiple of its bound, or 0 if no call was computed."""
         if self.worst_bound is None:
             return 0.0
         return math.inf if self.worst_own is None else self.worst_own / self.worst_bound
@@ -230,22 +248,34 @@ class KernelResult(Part, RunRecord):
     def __repr__(self) -> str:
         return f"<KernelResult {self.verdict}: {self.summary()}>"
 
-    def _repr_html_(self) -> str:
-        """Format the verdict as a notebook shows it: the summary, and what is wrong."""
-        wrong = [
-            f"<li>{escape(' '.join(filter(None, [finding.sentence, finding.observed])))}</li>"
-            for finding in serious(self.findings)
-        ]
-        listed = f"<ul>{''.join(wrong)}</ul>" if wrong else ""
-        return f"<p><strong>{self.verdict}</strong>: {escape(self.summary())}</p>{listed}"
+    _repr_html_ = page_in_notebook
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas DataFrame of the measured calls: a row for each, with its condition, error and bound.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise UsageError(
+                "to_frame() needs pandas, which is not installed.", "pandas", "pip install pandas"
+            ) from None
+        rows = [call.model_dump() for call in self.measured]
+        return DataFrame([{"case": row.pop("case"), **row.pop("condition"), **row} for row in rows])
 
     def summary(self) -> str:
         """Summarise in a sentence: what the kernel does wrong if known, how many calls are wrong, and the worst own error."""
         cause = cause_of(self.findings)
-        return self.extent(cause.does if cause else "")
+        return "; ".join(filter(None, [self.extent(cause.does if cause else ""), self.error]))
 
     def extent(self, does: str = "") -> str:
-        """Write `summary` with other words for what the kernel does wrong; empty to leave them out."""
+        """Say on how many calls the kernel is right or wrong.
+
+        Args:
+            does: what it does wrong; empty to leave it out.
+        """
         if self.recorded:
             verdict = f"{self.kernel} {does}" if does else f"{self.kernel}, {len(self.findings)} findings"
             verdict += f"; {self.calls} of {self.recorded} recorded calls"
@@ -253,18 +283,24 @@ class KernelResult(Part, RunRecord):
             verdict = f"No verdict on {self.kernel}: requirements of a pass were not tested"
         elif self.exit_code == ExitCode.PASS:
             verdict = f"{self.kernel} is correct on all {self.calls} calls"
+            verdict += f" of a quick check: {self.quick} only" if self.quick else ""
         elif self.failing:
             of = f"the first {self.calls} of {self.calls + self.left_out}" if self.left_out else f"{self.calls}"
             wrong = f"wrong on {len(self.failing)} of {of} calls"
             verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
         else:
             verdict = f"{self.kernel} is within its bounds on all {self.calls} calls, but has serious findings"
+        return verdict
+
+    @property
+    def error(self) -> str:
+        """The worst own error in words; empty if no call was computed."""
         if self.worst_bound is None:
-            return verdict
+            return ""
         if self.worst_own is None:
-            return f"{verdict}; an output is not finite"
-        times = f"{two_digits(self.worst)} times its bound of {percent(self.worst_bound)}"
-        return f"{verdict}; worst own error {percent(self.worst_own)}, {times}"
+            return "an output is not finite"
+        explained = percent(self.worst_bound)
+        return f"worst error {percent(self.worst_own)}, {times(self.worst)} what rounding explains ({explained})"
 
 
 MATRIX = RunFile("matrix.json", KernelResult)
@@ -272,11 +308,11 @@ CAUSE = RunFile("cause.json", KernelResult)
 
 
 def foreign_cause(result: KernelResult, candidate: str, phases: Collection[str], pack: Path | None) -> str:
-    """Explain why a result does not belong to a candidate's recorded calls; empty if it does.
+    """Explain why a result does not belong to a candidate's recorded calls, or return an empty string.
 
     Args:
         phases: phases that it claims.
-        pack: the run's replay pack; None if it recorded none.
+        pack: the run's replay pack, or None if it recorded none.
 
     Raises:
         EvidenceError: the pack's manifest is damaged.

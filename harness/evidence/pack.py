@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
 _SCHEMA: Literal["assay.pack/3"] = "assay.pack/3"
 MANIFEST = "manifest.json"
 CANDIDATE = "candidate"
-"""Tensor of a file, beside the call's own and "reference", if the candidate computed the call."""
+"""Tensor of a file, in addition to the call's own and "reference", if the candidate computed the call."""
 
 
 def replay_command(pack: Path | str, candidate: str = "module:function") -> str:
@@ -40,10 +40,10 @@ class Source(Record):
     Attributes:
         engine: for example "SGLang 0.5.23 on cpu".
         model: folder or hub id.
-        model_hash: see `assay.harness.run.machine.hash_model`; empty if the recording server did not receive it.
+        model_hash: see `assay.harness.run.machine.hash_model`. Empty if the recording server did not receive it.
         reference: backend whose outputs are recorded.
-        candidate: backend whose errors selected the worst calls; empty for none.
-        run: nonce of the run that recorded them; empty for none.
+        candidate: backend whose errors selected the worst calls, if any.
+        run: nonce of the run that recorded them, if any.
     """
 
     engine: str
@@ -60,7 +60,7 @@ class PackEntry(Record):
     Attributes:
         spec: what the call asks for.
         chosen: "sample" if the stratified sample selected it, "worst" if it has the largest error of its layer and phase.
-        relative_l1: the candidate's largest relative L1 over queries and heads; None if not measured.
+        relative_l1: the candidate's largest relative L1 over queries and heads, or None if not measured.
         new: new tokens per sequence.
         prefix: cached prefix per sequence.
         first_query: number among the sequence's new tokens of the first recorded query; the tokens before it count as prefix.
@@ -83,7 +83,7 @@ class PackManifest(Record):
 
     Attributes:
         seen: calls that were offered, kept or not.
-        too_large: calls of which not even one sequence with one kv head fits.
+        too_large: calls that do not fit even when cut to one sequence with one kv head.
     """
 
     schema_id: Literal["assay.pack/3"] = Field(_SCHEMA, alias="schema")
@@ -101,7 +101,7 @@ class RecordedCall:
         call: the call, on the CPU.
         reference: the reference's output, [total_q, num_q_heads, head_dim_v].
         entry: its entry in the manifest.
-        candidate: the candidate's output in the server's shadow, in the same shape; None if it did not compute the call.
+        candidate: the candidate's output in the server's shadow, in the same shape, or None if it did not compute the call.
     """
 
     call: AttentionCall
@@ -111,8 +111,8 @@ class RecordedCall:
 
     @property
     def served_prefixes(self) -> tuple[int, ...]:
-        """Cached prefix per sequence as the engine served it: of a call of which the first queries were cut off, it is shorter than
-        the recorded call's."""
+        """Cached prefix per sequence as the engine served it: shorter than the recorded call's where that lacks its first
+        queries."""
         return tuple(prefix - self.entry.first_query for prefix in self.entry.prefix)
 
 
@@ -170,7 +170,7 @@ def _read_manifest(folder: Path) -> PackManifest:
         text = whole_file(path).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
-            f"{folder} is not a replay pack: it has no {MANIFEST}." if folder.exists() else f"There is no {folder}.",
+            f"{folder} is not a replay pack: it has no {MANIFEST}." if folder.exists() else f"{folder} does not exist.",
             "a folder that assay run --record wrote",
             "check the path",
         ) from None
@@ -191,7 +191,7 @@ def read_pack(folder: Path, unread: list[str] | None = None) -> list[RecordedCal
     """Read all calls of a pack, sorted by layer.
 
     Args:
-        unread: gets what is wrong with each file that is damaged or missing, so that the others are read; None to refuse the pack.
+        unread: gets a message for each damaged or missing file, and the others are read; None refuses the pack.
 
     Raises:
         UsageError: the folder has no pack, or one of another version of assay.

@@ -27,7 +27,7 @@ FOLDER = "trace"
 OUTPUT, QUERY = "layer.", "q."
 """Names of the tensors of a file, before the number of a layer: outputs and queries of the kept rows, [rows, heads, dims]."""
 NEW = ("new_k.", "new_v.")
-"""The same of K and V of the kept rows as they are computed, [rows, kv heads, dims]."""
+"""The same for K and V of the kept rows as computed, [rows, kv heads, dims]."""
 READ = ("k.", "v.")
 """The same of K and V as the last query reads them, [tokens, kv heads, dims]: the last of them is its own."""
 _REFUSED = ".refused"
@@ -62,8 +62,8 @@ class Trace:
         positions: position of each row in the request, cached prefix included, int64 [rows].
         phases: "extend" or "decode" for each row.
         outputs: layer -> float32 [rows, heads, head_dim_v].
-        queries: layer -> float32 [rows, heads, head_dim]; empty where only outputs were kept.
-        new_keys: layer -> float32 [rows, kv heads, head_dim], as they are computed; without layers that read those of another one.
+        queries: layer -> float32 [rows, heads, head_dim], or empty where only outputs were kept.
+        new_keys: layer -> float32 [rows, kv heads, head_dim], as computed; without layers that read those of another one.
         new_values: as `new_keys`.
         keys: layer -> float32 [tokens, kv heads, head_dim], as the query at the last of `positions` reads them, its own last; empty
             where they were not kept.
@@ -111,7 +111,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
         label: the label that the control named.
-        run: the nonce that each file must carry; empty to accept any.
+        run: the nonce that each file must carry, or empty to accept any.
 
     Raises:
         EvidenceError: nothing was traced under this label, the trace was refused (over budget, or more than one request), or a
@@ -132,7 +132,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
         passes.setdefault(header.number, []).append((header, arrays))
     if not passes:
         raise EvidenceError(
-            f"{place} is empty: no pass was traced.",
+            f"{place} is empty: the server traced no pass.",
             "a request that was sent while the control named this label",
             "check that the server was started with ASSAY_TRACE, and see its log",
         )
@@ -160,7 +160,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     )  # fmt: skip
 
 
-# One file, one process's share of one pass: its header, and by name the tokens, the positions, and what was kept of each layer.
+# One file, one process's share of one pass: its header, and by name the tokens, the positions, and the kept tensors of each layer.
 _Part = tuple[TraceHeader, dict[str, NDArray[Any]]]
 
 
@@ -177,7 +177,7 @@ def _widened(passes: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
 
 
 def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[str, NDArray[Any]]:
-    """Join what was kept of one pass, with the heads of all processes in rank order."""
+    """Join the kept tensors of one pass, with the heads of all processes in rank order."""
     first, kept = parts[0]
     joined = {name: kept[name] for name in ("tokens", "positions")}
     if not all(np.array_equal(rows, other[name]) for _, other in parts for name, rows in joined.items()):

@@ -46,7 +46,9 @@ def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
     files = _files(model)
     size = sum(path.stat().st_size for path in files)
     if not files or size > LARGEST:
-        absent = "there are no safetensors or .bin files" if not files else f"the checkpoint has {size / 2**30:.1f} GiB"
+        absent = (
+            f"{model} has no safetensors or .bin files" if not files else f"the checkpoint has {size / 2**30:.1f} GiB"
+        )
         raise EvidenceError(
             f"{absent}", f"files of weights of at most {LARGEST / 2**30:g} GiB", "fingerprint a server instead"
         )

@@ -71,7 +71,7 @@ CHANGE_NUMBERS: Mapping[str, tuple[str, str]] = {
     "SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE": ("2048", "into how many parts FlashInfer splits keys"),
     "SGLANG_SKIP_SOFTMAX_PREFILL_THRESHOLD_SCALE_FACTOR": ("", "which blocks of keys TRT-LLM's attention leaves out"),
     "SGLANG_SKIP_SOFTMAX_DECODE_THRESHOLD_SCALE_FACTOR": ("", "which blocks of keys TRT-LLM's attention leaves out"),
-    "SGLANG_SANITIZE_NAN_LOGITS": (_OFF, "whether logits that are no numbers are replaced"),
+    "SGLANG_SANITIZE_NAN_LOGITS": (_OFF, "whether NaN logits are replaced"),
     "SGLANG_RETURN_ORIGINAL_LOGPROB": (_OFF, "whether log-probabilities are those before the temperature"),
     "SGLANG_MAX_NEW_TOKENS_LIMIT": ("", "after how many tokens an answer is cut"),
 }

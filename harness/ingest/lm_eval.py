@@ -97,7 +97,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         if samples is not None:
             runs.setdefault(_date(samples), []).extend(_task(samples, document, metric, reading))
         else:
-            reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
+            reading.notes.append(f"{results} has no samples next to it: run lm-eval with --log_samples")
     for path, document in stated.items():
         if at(document, "config", "use_cache"):
             reading.findings.append(cached(path.name, "use_cache was set: answers may be"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from assay.harness.config import points_meant
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.extras import require
 from assay.harness.files import timestamp
@@ -23,6 +24,7 @@ from assay.harness.ingest.result_set import ReadResults
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensor_diff import TensorRule, diff_tensors
 from assay.harness.ingest.trace_diff import diff_traces
+from assay.harness.policy import WIDEST_MARGIN
 from assay.harness.reading import reading
 from assay.harness.text import counted, listed, one_line
 from assay.harness.verdict import Verdict
@@ -41,16 +43,19 @@ def _taker(source: SourceFile, compared: bool = False) -> FormatReader | None:
     return next((reader for reader in takers if reader.recognises(source)), None)
 
 
-def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda _: None) -> IngestResult:
-    """Read files, and conclude what follows from them.
+def ingest(
+    files: str | Path | Sequence[str | Path], damaged: Callable[[AssayError], None] = lambda _: None
+) -> IngestResult:
+    """Read logs, results, traces or tensors of other tools, and conclude what follows from them.
 
     Args:
-        paths: of the files.
+        files: a file or folder, or several.
         damaged: receives the reason why a file could not be read, beside the document that states it.
 
     Raises:
         UsageError: there is no such file, or none was given.
     """
+    paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     if not paths:
         raise UsageError("No file was given.", "a log, a results file, a trace or a dump", "name one")
     documents = tuple(_read(path, damaged) for path in paths)
@@ -89,15 +94,20 @@ def _verdict(documents: Iterable[FileDocument]) -> Verdict:
 
 
 def compare(
-    a: Path, b: Path | None, margin: float, tensors: TensorRule, metric: str = "", reproduce: str = ""
+    a: str | Path,
+    b: str | Path | None = None,
+    margin: float = 0.02,
+    tensors: TensorRule | None = None,
+    metric: str = "",
+    reproduce: str = "",
 ) -> Comparison:
-    """Compare two results: is B as good as A, or equal to it?
+    """Compare two results, runs, files of tensors or traces: is B as good as A, or equal to it?
 
     Args:
         a: the accepted result: file or folder, or ``FILE::RUN`` for one run of several: its number, or a part of its name.
         b: the new one; None for the second of two runs that `a` holds.
-        margin: largest loss of the mean score that passes, for answers.
-        tensors: how tensors are compared.
+        margin: largest loss of the mean score that passes, for answers, as a fraction.
+        tensors: how tensors are compared; by default by what rounding to their dtype explains.
         metric: which score counts, for the tools that write several.
         reproduce: the command.
 
@@ -105,7 +115,13 @@ def compare(
         UsageError: a path holds nothing that can be compared, both are the same, or they hold different things.
         EvidenceError: one of them is damaged.
     """
-    (path_a, run_a), (path_b, run_b) = (_named_run(a), _named_run(b)) if b else ((a, "1"), (a, "2"))
+    if not 0 < margin <= WIDEST_MARGIN:
+        raise UsageError(
+            f"--margin is {margin:g}.",
+            f"more than 0 and at most {WIDEST_MARGIN:g}, as a fraction",
+            points_meant("--margin", margin) or "give another value, or leave it out",
+        )
+    (path_a, run_a), (path_b, run_b) = (_named_run(a), _named_run(b)) if b else ((Path(a), "1"), (Path(a), "2"))
     twice = UsageError(f"{path_a} was named twice.", "two results", "name the other one")
     same = path_a.resolve() == path_b.resolve()
     if same and run_a == run_b:
@@ -135,14 +151,14 @@ def compare(
         elif reader.steps is not None:
             result = diff_traces(reader.steps(sources[0]), reader.steps(sources[1]))
         else:
-            result = diff_tensors(path_a, path_b, tensors)
+            result = diff_tensors(path_a, path_b, tensors or TensorRule())
     return result.model_copy(update={"reproduce": reproduce})
 
 
-def _named_run(path: Path) -> tuple[Path, str]:
+def _named_run(path: str | Path) -> tuple[Path, str]:
     """Split ``FILE::RUN``; RUN is empty where it is not named."""
     file, colons, run = str(path).rpartition("::")
-    return (Path(file), run) if colons and not path.exists() else (path, "")
+    return (Path(file), run) if colons and not Path(path).exists() else (Path(path), "")
 
 
 def _runs(made: ReadResults) -> list[str]:

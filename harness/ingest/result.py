@@ -184,3 +184,7 @@ class IngestResult(Decided, Worded):
     created: str = Field(description="ISO 8601, UTC")
     documents: tuple[FileDocument, ...]
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the files only suggest")
+
+    @property
+    def _about(self) -> str:
+        return ", ".join(document.file.path for document in self.documents)

@@ -43,7 +43,9 @@ class SourceFile:
         if path.is_dir():
             return cls(path, b"")
         if not path.exists():
-            raise UsageError(f"There is no file {path}.", "a log, a results file, a trace or a dump", "check the path")
+            raise UsageError(
+                f"The file {path} does not exist.", "a log, a results file, a trace or a dump", "check the path"
+            )
         regular_file(path)
         with path.open("rb") as file:
             return cls(path, file.read(_HEAD_BYTES))

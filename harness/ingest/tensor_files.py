@@ -103,7 +103,7 @@ def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
     """
     files = _tensor_files(path) if path.exists() else []
     if not files:
-        missing = f"{path} has no tensor file." if path.exists() else f"There is no {path}."
+        missing = f"{path} has no tensor file." if path.exists() else f"{path} does not exist."
         raise UsageError(missing, f"a file or folder with {', '.join(_SUFFIXES)}", "check the path")
     tensors: list[StoredTensor] = []
     refused: list[EvidenceError] = []

@@ -53,7 +53,7 @@ def _compare_accepted(
     *,
     synthetic: bool,
 ) -> SuiteResult:
-    """Compare what was accepted with what is now: paired answers, and own errors by layer and condition."""
+    """Compare the accepted run with this one: paired answers, and errors by layer and condition."""
     worst, most = max(
         ((name, growth(before[name], now[name])) for name in before if name in now),
         key=lambda named: named[1],
@@ -105,7 +105,7 @@ def _check_baselines(
     A stale baseline of the candidate rules out a pass. Where that of the reference is stale, its server was asked instead.
 
     Args:
-        served: how what the candidate's server served differs from what was accepted.
+        served: differences between the candidate's server and the accepted one.
     """
     required, used = Requirement("candidate-baseline"), status.used.get("candidate")
     others = {"unused": status.unused, "damaged": status.damaged}

@@ -26,8 +26,8 @@ from assay.harness.verdict import Check, Finding, Requirement
 
 # Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too.
 _LENGTH_BOUND = 0.05
-# Error rate of calling a change of length a regression. It is added to that of a run, since lengths are tested beside the suites
-# and are not corrected for their number.
+# Error rate of calling a change of length a regression. It is added to that of a run, since lengths are tested in addition to the
+# suites and are not corrected for their number.
 _SURE = 1e-3
 
 
@@ -44,10 +44,10 @@ class AnswerEnd(NamedTuple):
     """Where and why an answer ended.
 
     Attributes:
-        reason: "stop", "length", "abort", "content_filter", ...; empty where it is not known.
+        reason: "stop", "length", "abort", "content_filter", ..., or empty where it is not known.
         tokens: its length.
-        at: the token or the string at which it stopped; empty where the server does not tell.
-        text: the answer; empty where it is not known.
+        at: the token or the string at which it stopped, or empty where the server does not report it.
+        text: the answer, or empty where it is not known.
     """
 
     reason: str
@@ -79,8 +79,10 @@ class AnswerLengths(Part):
     shorter: int
     reference_cut: int = Field(description="answers that ran to the token limit")
     candidate_cut: int
-    ratio: float | None = Field(None, description="mean length, candidate over reference; null where it is undefined")
-    low: float | None = Field(None, description="lower bound of the ratio; null where too few answers give one")
+    ratio: float | None = Field(
+        None, description="mean length, candidate over reference, or null where it is undefined"
+    )
+    low: float | None = Field(None, description="lower bound of the ratio, or null with too few answers")
     high: float | None = Field(None, description="upper bound of the ratio, of the same level")
     p_beyond: float = Field(1.0, description='p value of "the ratio is within the bound", two-sided')
     p_cut: float = Field(1.0, description='exact McNemar p value of "as many ran to the token limit"')
@@ -196,7 +198,7 @@ def _p_alike(pairs: Sequence[tuple[int, int]], units: Sequence[str]) -> float:
 
 
 def _recounted(pairs: _EndPairs) -> float | None:
-    """Return how many tokens more the candidate's server counts for equal texts; None unless it does so for most of them."""
+    """Return how many tokens more the candidate's server counts for equal texts, or None unless it does so for most of them."""
     apart = [theirs.tokens - ours.tokens for ours, theirs in pairs if ours.text and ours.text == theirs.text]
     return (sum(apart) / len(apart) or None) if 2 * sum(map(bool, apart)) > len(apart) else None
 
@@ -249,8 +251,8 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, fo
 
     Args:
         sides: names of both.
-        forced: whether what is judged was measured at one forced length. A change that is not shown then rules out nothing: of 16
-            honest prompts, 13 to 37 % would not be met.
+        forced: whether the numbers to judge were measured at one forced length. A change that is not shown then rules out nothing:
+            of 16 honest prompts, 13 to 37 % would not be met.
     """
     requirement = Requirement("answer-lengths", sides=sides)
     if why := lengths.uninformative:

@@ -58,7 +58,7 @@ class Pairing:
 def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "accuracy") -> Pairing:
     """Join both roles' answers to each item of a suite.
 
-    Repeats (`Answer.repeat` above 0) are not compared, and equal prompts count once: asking twice is no second question.
+    Repeats (`Answer.repeat` above 0) are not compared, and equal prompts count once: asking twice does not make a second question.
 
     Raises:
         EvidenceError: one role answered an item twice, or two items have the same id: the records are of several runs.
@@ -97,7 +97,7 @@ def _refuse_second(what: str) -> None:
 
 
 def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
-    """Return both roles' answers to the requests of the envelope.
+    """Return both roles' answers to the requests at required lengths.
 
     Raises:
         EvidenceError: a role answered a request twice.
@@ -245,7 +245,7 @@ def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
 
 
 def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]) -> _Telling | None:
-    """Return a split whose buckets are partly broken and partly intact, as `most_telling` does; None if they are not."""
+    """Return a split whose buckets are partly broken and partly intact, as `most_telling` does, or None."""
     here = sorted(((p, row) for p, row in broken if row.by == by), key=lambda entry: (entry[0], -_share_lost(entry[1])))
     worst = [row for _, row in here]
     intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= _INTACT_SHARE]

@@ -31,10 +31,10 @@ from assay.harness.schema import Record, read_json
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Verdict
 
-# An own error that grew by less than this factor counts as unchanged: another machine computes the last digits
+# An error that grew by less than this factor counts as unchanged: another machine computes the last digits
 # differently.
 _MIN_GROWTH = 1.01
-# Relative L1 of rounding in float32 over a head's dimension: a smaller own error counts as this much.
+# Relative L1 of rounding in float32 over a head's dimension: a smaller error counts as this much.
 _MIN_OWN_ERROR = 1e-5
 
 
@@ -43,7 +43,7 @@ class Status(Record):
 
     Attributes:
         used: role -> name of the baseline that matches.
-        stale: role -> how the nearest baseline of its backend differs, where none matches: names, with what was and what is.
+        stale: role -> differences of the nearest baseline of its backend, where none matches: name, old and new value.
         unused: baselines of other backends or keys.
         damaged: baselines of other backends that cannot be read.
         stored_reference: whether the reference's answers came from the baseline, without a server.
@@ -126,7 +126,7 @@ def _adopt(folder: RunFolder) -> None:
 
 
 def status_of(folder: RunFolder) -> Status | None:
-    """Return what `attach_baselines` found; None if the run was not compared with baselines."""
+    """Return the baselines that `attach_baselines` found, or None if the run was not compared with any."""
     path = folder.baseline_status
     return read_json(path, Status, REPEAT_RUN) if path.exists() else None
 
@@ -145,13 +145,13 @@ def counts_of(folder: RunFolder, role: Role) -> list[CallCount]:
 
 
 def since_accepted(accepted: Fingerprint, made: Fingerprint) -> FingerprintDiff:
-    """Compare what a server serves (B) with what was accepted (A): nothing is meant to, and what one was asked for counts."""
+    """Compare a server (B) with the accepted one (A). Every difference counts, those in requested settings too."""
     asked = {"asked": {**accepted.asked, **made.asked}}
     return compare_fingerprints(accepted.model_copy(update=asked), made.model_copy(update=asked))
 
 
 def fingerprints_of(folder: RunFolder) -> dict[Role, Fingerprint]:
-    """Read what the roles' servers really served, or that of its stored answers; none of a role that did not tell."""
+    """Read the fingerprints of the roles' servers, or of the stored answers; a role may lack one."""
     made = folder.fingerprints()
     stored_roles = [role for role in ROLES if role not in measured_roles(folder)]
     accepted = {role: stored.read_baseline(folder.baseline(role)).fingerprint for role in stored_roles}
@@ -159,7 +159,7 @@ def fingerprints_of(folder: RunFolder) -> dict[Role, Fingerprint]:
 
 
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
-    """Return the own errors (relative L1) that a run measured of its candidate, over all heads, by id of layer and condition."""
+    """Return the errors (relative L1) that a run measured of its candidate, over all heads, by id of layer and condition."""
     errors = shadow_errors_of(folder) if role == "candidate" else None
     return _own_errors_by_condition(errors) if errors else {}
 
@@ -176,7 +176,7 @@ def _own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
 
 
 class Change(NamedTuple):
-    """A number of a baseline and of the run that would replace it; None where it was not measured."""
+    """A number of a baseline and of the run that would replace it, each None if it was not measured."""
 
     name: str
     before: float | None
@@ -184,7 +184,7 @@ class Change(NamedTuple):
 
     @property
     def worse(self) -> bool:
-        """True if the run is less accurate, has more own error, or no longer measured it."""
+        """True if the run is less accurate, has a larger error, or no longer measured it."""
         if self.before is None or self.now is None:
             return self.before is not None
         if self.name == "accuracy":
@@ -193,7 +193,7 @@ class Change(NamedTuple):
 
 
 def growth(before: float, now: float) -> float:
-    """Compute the factor by which an own error grew."""
+    """Compute the factor by which an error grew."""
     return now / max(before, _MIN_OWN_ERROR)
 
 
@@ -202,7 +202,7 @@ class Proposal:
     """A baseline to accept.
 
     Attributes:
-        before: the accepted one with the same key; None if there is none.
+        before: the accepted one with the same key, or None.
     """
 
     role: Role
@@ -227,7 +227,7 @@ def refuse_worse(proposals: Sequence[Proposal]) -> None:
     """Refuse numbers that are worse than the accepted ones, unless there is a reason.
 
     Raises:
-        UsageError: a number is worse, and there is no reason to accept it.
+        UsageError: a number is worse, and no reason to accept it was given.
     """
     if any(change.worse for proposal in proposals if not proposal.now.reason for change in proposal.changes):
         raise UsageError(
@@ -253,7 +253,7 @@ def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> 
         raise UsageError(
             f"{folder.path} is {verdict}.",
             "a run with a verdict to be accepted",
-            "fix what its report names, and run again",
+            "fix the causes that its report names, and run again",
         )
     if verdict == "regression" and not reason:
         raise UsageError(

@@ -42,7 +42,7 @@ class Block:
         itl_p99_s: 99th percentile (nearest rank) of the single gaps of all requests.
         e2e_s: median latency of a complete answer.
         seconds: from sending the first request to the end of the last one.
-        cached_tokens: prompt tokens from the prefix cache; None where the server does not report it.
+        cached_tokens: prompt tokens from the prefix cache, or None where the server does not report them.
         means: means over the requests, by metric, where `time` has medians.
     """
 
@@ -189,6 +189,6 @@ def first_warm(played: Mapping[Load, Sequence[SideBySide]]) -> int:
 
 
 def throughput(blocks: Sequence[Block]) -> float:
-    """Compute the answers' tokens per second over blocks played one after the other; 0 where there are none."""
+    """Compute the answers' tokens per second over blocks played one after the other, or 0 without blocks."""
     seconds = sum(block.seconds for block in blocks)
     return sum(block.output_tokens for block in blocks) / seconds if seconds else 0.0

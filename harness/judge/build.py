@@ -44,8 +44,8 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     logits_suite.claim,
     own_error.matrix_claim,
 )
-"""What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
-how the others came out."""
+"""The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on
+their results."""
 # The order in which a report lists its suites.
 _SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "latency")
 
@@ -67,7 +67,7 @@ def _build(folder: RunFolder) -> Report:
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
     if progress.failure:
-        # What was not met says nothing: it would have been met later, and its advice is not what to do now.
+        # Unmet checks say nothing: they would have been met later, and their advice does not apply now.
         checks = [check for check in checks if check.status == "ok"]
     causes = list(chain.from_iterable(part.causes for part in judged))
     parts: dict[str, Any] = dict(chain.from_iterable(part.parts.items() for part in judged))
@@ -125,7 +125,7 @@ def _suites(judged: Sequence[Judged]) -> list[SuiteResult]:
 
 
 def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:
-    """Summarise a role's server; where there is none, `instead` says what served."""
+    """Summarise a role's server; without a server, `instead` names the source of its answers."""
     server = run.servers.get(role)
     if server is None:
         return ServerSummary(backend=run.spec.sides[role].backend, engine=instead, claimed_phases=(), calls=())

@@ -17,7 +17,7 @@ class CallSummary(Part):
     kernel: str
     backend: str
     delegated_by: str = Field(
-        "", description="the backend that handed these calls on; empty if it was called by the engine"
+        "", description="the backend that handed these calls on, or empty if the engine called it"
     )
     calls: int
     calls_with_cached_prefix: int

@@ -1,4 +1,4 @@
-"""The coverage of a pass: the counted conditions of the compared calls, against the policy's envelope."""
+"""The coverage of a pass: the counted conditions of the compared calls, against those that the policy requires."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from assay.harness.verdict import Check, Requirement
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Check that the policy's envelope was covered, in the shadow and as served, and describe what was."""
+    """Check that all required conditions were compared, in the shadow and as served, and describe the coverage."""
     policy = run.spec.policy
     envelope, line = Envelope.of(policy.envelope_tokens, run.spec.device), policy.line("envelope_tokens")
     served = _served(run)
@@ -29,7 +29,7 @@ def claim(run: RunEvidence) -> Judged:
 
 
 def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> EnvelopeResult | None:
-    """Determine what a verdict covers; None where no call was compared."""
+    """Determine the coverage of a verdict, or None where calls were not compared."""
     counts = run.envelope
     if counts is None or counts.limits is None or not counts.calls:
         return None
@@ -70,7 +70,7 @@ def _unfelt(headers: Sequence[ShadowHeader], phases: Sequence[str]) -> dict[str,
 def _rows(
     kinds: Mapping[str, Mapping[str, Collection[str]]], counts: EnvelopeCounts, phases: Sequence[str]
 ) -> Iterator[EnvelopeRow]:
-    """List the conditions that were compared or are wanted, of the `kinds` of an envelope."""
+    """List the conditions that were compared or are required, of the given `kinds`."""
     for phase in phases:
         for quantity in ENVELOPE_OF[phase]:
             for label in ENVELOPE[quantity].labels:
@@ -109,7 +109,7 @@ def _met(counts: EnvelopeCounts, phase: str) -> dict[str, Ranges]:
 
 
 def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
-    """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase."""
+    """Check that every layer was compared under every required condition, in each claimed phase."""
     counts, required = run.envelope, Requirement("envelope-covered")
     if "layers" not in run.spec.workload.suites:
         return required.check("not checked", state("envelope-not-requested", line=line))
@@ -122,7 +122,7 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
 
 
 def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> Check:
-    """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope."""
+    """Check that the candidate's own server answered, and was compared, with every required length."""
     counts, required = run.envelope, Requirement("envelope-served")
     if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
         return required.check("not checked", state("envelope-not-asked", suites=lacking, line=line))
@@ -135,10 +135,10 @@ def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Env
 
 
 def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, parted: int | None = None) -> Statement:
-    """State what is missing, and its likely cause.
+    """State the missing conditions and their likely cause.
 
     Args:
-        parted: of what was served, the texts that part; None for what the shadow compared.
+        parted: number of served texts that part, or None for calls of the shadow.
     """
     only_decode = {phase for phase, _, _ in missing} == {"decode"}
     cause = "" if only_decode or limits.prefix_cache else "no prefix cache"
@@ -157,7 +157,7 @@ _ANY_LAYER = 0
 
 
 def _served(run: RunEvidence) -> EnvelopeCounts | None:
-    """Count what the candidate's own server answered over the envelope; None where no such answer is compared."""
+    """Count the lengths that the candidate's own server answered, or return None where such answers are not compared."""
     if run.envelope is None or run.envelope.limits is None or not run.over_envelope:
         return None
     limits, candidate = run.envelope.limits, run.servers.get("candidate")

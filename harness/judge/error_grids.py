@@ -1,4 +1,4 @@
-"""Own errors -> the parts of a report that show them: heat maps, the profile along depth, the worst calls.
+"""Errors -> the parts of a report that show them: heat maps, the profile along depth, the worst calls.
 
 A value of a heat map is the worst of the finest cells (head, cached prefix, position, place in the batch) that it covers, never
 their average: a bound from noise holds at the worst cell, and an average hides a bug that only few positions have.
@@ -30,7 +30,7 @@ from assay.harness.judge.report import (
 from assay.harness.judge.truth_bounds import HEAD, AgainstNoise, MeasuredCells
 from assay.harness.statement import Statement, state
 
-# By layer and phase: the relative L1 that noise explains at the worst cell.
+# By layer and phase: the relative L1 that rounding explains at the worst cell.
 _Bounds = Mapping[tuple[int, str], float]
 _Columns = Literal["head", "prefix", "position", "batch"]
 
@@ -46,7 +46,7 @@ _DIGITS = 4
 
 
 def _own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
-    """Tabulate the own error of the finest cells, by phase and cached prefix, for those that were observed."""
+    """Tabulate the errors of the finest observed cells, by phase and cached prefix."""
     finest = {}
     for phase in shadow.cells.observed("phase"):
         for prefix in shadow.cells.observed("prefix"):
@@ -66,13 +66,13 @@ def layers_result(
     not_observed: Sequence[Statement] = (),
     against_truth: Sequence[TruthRow] = (),
 ) -> LayersResult:
-    """Make the own errors a part of a report.
+    """Make the errors a part of a report.
 
     Args:
-        bounds: by layer and phase, the own error that noise explains; a layer that is missing has no bound.
+        bounds: by layer and phase, the error that rounding explains; a missing layer is unbounded.
         free: by layer, relative L1 of its output in a free-running candidate against the reference's, and the part of that which
             comes from the layers before.
-        against_truth: own errors against the truth, which count in the profile along depth instead of those against the reference.
+        against_truth: errors against the truth, which count in the profile along depth instead of those against the reference.
     """
     errors, header = _own_errors(shadow), shadow.headers[0]
     layers = sorted({*map(int, shadow.cells.observed("layer"))})
@@ -113,7 +113,7 @@ def _depth(
     free: Mapping[int, tuple[float, float]],
     against_truth: Sequence[TruthRow],
 ) -> Iterable[DepthRow]:
-    """Yield the error profile: a layer's own error is its worst finest cell, in the phase that is most beyond its bound."""
+    """Yield the error profile: the error of a layer is that of its worst finest cell, in the phase farthest beyond its bound."""
     whole = relative_l1(shadow.cells.distance(("layer",)))
     for layer in map(int, shadow.cells.observed("layer")):
         own: list[tuple[OwnError, float | None]] = []

@@ -38,9 +38,9 @@ class Judged:
     """A claim's contribution to the report of a run.
 
     Attributes:
-        suite: its verdict; None if it tests nothing, or nothing of it was measured.
+        suite: its verdict, or None if it tests nothing or was not measured.
         checks: the requirements of a pass that it states.
-        causes: what is wrong with the kernel.
+        causes: the bugs of the kernel.
         findings: what else shows that something is wrong.
         parts: fields of the `Report`, by name.
     """
@@ -59,20 +59,20 @@ class RunEvidence:
     Attributes:
         pairings: pairs of answers to questions and of greedy texts, by suite.
         questions: in their random order, each prompt once.
-        question_plan: what was recorded before the first of them was asked; None if there is no record.
+        question_plan: the record made before the first of them was asked, or None.
         read: pairs of answers to the beginning of the questions that the test of accuracy reads.
         again: for each question that the reference answered twice, whether one answer was right and the other not.
-        over_envelope: both roles' answers to the requests of the envelope.
-        servers: by role; none for a role without a record of one.
-        fingerprints: what each really served; none for a role whose server did not tell.
+        over_envelope: both roles' answers to the requests at required lengths.
+        servers: by role; a role without a record is missing.
+        fingerprints: what each really served; a role whose server did not report it is missing.
         argument_differences: server arguments that differ beyond the treatment, and do not follow from it.
         derived_arguments: those that differ because the engine resolves each side's own command line so.
         kernels: what each role's processes saw in the passes that they traced.
-        errors: the candidate's errors on the reference's inputs; None without a layer diff.
-        envelope: the conditions of the calls that the layer diff compared; None without one.
-        matrix: the candidate's kernel on the op-level matrix; None where it was not run.
-        seeded: what the servers did under a seeded fault, by role; empty where none was seeded.
-        baselines: the accepted baselines that match; None if the run was not compared with any.
+        errors: the candidate's errors on the reference's inputs, or None without a layer diff.
+        envelope: the conditions of the calls that the layer diff compared, or None without one.
+        matrix: the candidate's kernel on the op-level matrix, or None where it was not run.
+        seeded: the answers of the servers under a seeded fault, by role; may be empty.
+        baselines: the accepted baselines that match, or None if the run was not compared with any.
         measured: roles that were measured in this run: all but a reference whose answers are stored.
         claimed: phases that the candidate claims, as its server reported: its kernel need not be importable here.
         urls: roles whose server assay did not start.

@@ -25,7 +25,7 @@ _MAX_NAME = 160
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Check that the candidate's own kernels computed what they claim, as counted and as traced."""
+    """Check that the candidate's own kernels computed the calls that they claim, as counted and as traced."""
     if not run.compares_servers:
         return Judged()
     candidate = run.servers.get("candidate")
@@ -80,8 +80,8 @@ def _layers(counts: Iterable[CallCount]) -> set[int]:
 def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
     """Check that decode ran mostly as compiled code, in each server that was started with ``--enable-torch-compile``.
 
-    SGLang compiles only what it captures into CUDA graphs: without them it silently ignores the flag, and batches larger than
-    the captured ones run uncompiled.
+    SGLang compiles only passes that it captures into CUDA graphs: without them it silently ignores the flag, and batches larger
+    than the captured ones run uncompiled.
     """
     asked = [role for role, server in servers.items() if server.arguments.get("enable_torch_compile")]
     if not asked:
@@ -105,7 +105,7 @@ def _check_kernels_executed(
 
 
 def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
-    """Return the names by which a role's own kernels are recognised, as regular expressions; empty if none are known."""
+    """Return the names by which a role's own kernels are recognised, as regular expressions, if any are known."""
     if not traces:
         return ()
     if traces[0].kernels:
@@ -187,7 +187,7 @@ def _never_ran(declared: Sequence[str], server: ServerManifest, traces: Sequence
 
 
 def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[str]) -> list[str]:
-    """Name the other role's kernels that ran in these passes' attention; none if a role's are not known."""
+    """Name the other role's kernels that ran in these passes' attention. The list is empty if a role's kernels are unknown."""
     if not own or not theirs:
         return []
     kernels = [k for traced in passes for k in traced.kernels if k.attention is not False]
@@ -196,7 +196,7 @@ def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[
 
 
 def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> list[tuple[str, int]]:
-    """Return what attention launched, and how often: what is likely to be attention's own first, and the most frequent."""
+    """Return the kernels that attention launched, with counts: attention's likely own kernels first, then by frequency."""
     launches: dict[str, int] = {}
     kernels = [k for traced in passes for k in traced.kernels if k.attention is not False]
     lower = [k for k in kernels if k.kind != "operator"] or kernels

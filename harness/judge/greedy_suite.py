@@ -20,8 +20,8 @@ from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.verdict import Finding, Verdict
 
 MIN_PROMPTS = 128
-"""Fewer prompts give no pass. With 128 and a margin of 10 %, up to 6 texts apart pass: a candidate of which 2 % are apart passes in
-98.5 % of runs, and one of which 10 % are apart in 2.3 % (``python benchmarks/logit_verdicts.py``)."""
+"""Fewer prompts cannot pass. With 128 and a margin of 10 %, up to 6 texts apart pass: a candidate with 2 % of texts apart passes in
+98.5 % of runs, one with 10 % apart in 2.3 % (``python benchmarks/logit_verdicts.py``)."""
 # The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts.
 _FLOOR_FACTOR = 3.0
 _APART, _OVER_ENVELOPE = "texts-apart", "envelope-texts-apart"
@@ -30,10 +30,11 @@ _APART, _OVER_ENVELOPE = "texts-apart", "envelope-texts-apart"
 def claim(run: RunEvidence) -> Judged:
     """Judge if few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
 
-    The limit of "close" is the larger of what the declared noise explains and `_FLOOR_FACTOR` times the reference's floor, which
+    The limit of "close" is the larger of the change that the declared noise explains and `_FLOOR_FACTOR` times the reference's
+    floor, which
     erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
-    than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number. The answers to the envelope's requests
-    are tested apart (`_with_envelope`), with the same limit; the p value is that of both tests, by Bonferroni.
+    than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number. The answers to requests at required
+    lengths are tested apart (`_with_envelope`), with the same limit; the p value is that of both tests, by Bonferroni.
     """
     policy, margin = run.spec.policy, run.spec.policy.greedy_margin
     if not run.pairings["greedy"].pairs:
@@ -82,7 +83,7 @@ class _Limit:
         nats: the limit.
         declared: the noise families that explain it.
         floors: the differences between the reference's two answers, in nats, by prompt that it was asked twice.
-        floor: the largest of them that may set a limit; 0 for none.
+        floor: the largest of them that may set a limit, or 0.
         erratic: those that may not.
     """
 
@@ -213,12 +214,12 @@ def _compare_envelope(
     ]
 
 
-# Each request of the envelope stands for lengths of its own, so a single one that differs by more than noise rules out a pass; a
+# Each request at a required length stands for other lengths, so a single one that differs by more than noise rules out a pass; a
 # share that is shown to be above the policy's greedy margin is a regression.
 def _with_envelope(
     verdict: Verdict, why: Sequence[Statement], pairs: Sequence[Pair], beyond: Sequence[Pair], policy: Policy, *, trusted: bool
 ) -> tuple[Verdict, Sequence[Statement]]:  # fmt: skip
-    """Combine the verdict on texts with that on the envelope's; `trusted`: the reference's own answers are steady and finite."""
+    """Combine the verdict on texts with that on required lengths; `trusted`: the reference's own answers are steady and finite."""
     if not beyond:
         return verdict, why
     apart = state("envelope-answers-apart", apart=[pair.item.id for pair in beyond], answers=len(pairs))

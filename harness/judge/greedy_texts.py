@@ -37,12 +37,12 @@ class TextDivergence(Part):
     swing: float | None = Field(
         None,
         description="change of the log-odds of the two tokens between the roles, in nats: the reference's preference for its own "
-        "token plus the candidate's for its own; null where one of them is not known or not finite",
+        "token plus the candidate's for its own, or null where one of them is not known or not finite",
     )
 
 
 def first_divergence(first: Sequence[Token], second: Sequence[Token]) -> int | None:
-    """Return the index of the first token whose text differs, or that only one generation has; None if all are equal."""
+    """Return the index of the first token whose text differs, or that only one generation has, or None if all are equal."""
     for position, (token, other) in enumerate(zip_longest(first, second)):
         if token is None or other is None or token.text != other.text:
             return position
@@ -61,7 +61,7 @@ def compare_text(
 
     Args:
         floor: the reference's own run-to-run floor in nats, see `floor_between`.
-        limit: largest change of log-odds, in nats, that noise explains.
+        limit: largest change of log-odds, in nats, that rounding explains.
 
     Returns:
         The first divergence, or None where the texts are equal. What follows is not compared, since the
@@ -87,7 +87,7 @@ def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
     """Compute the difference between two runs of one server on one prompt, in nats.
 
     The largest change of a token's log-probability, or of its log-odds against its best alternative, over the positions with the
-    same history and, where the texts diverge, the change of the log-odds there. What is outside the top alternatives cannot be
+    same history and, where the texts diverge, the change of the log-odds there. A token outside the top alternatives cannot be
     measured and does not count, so the floor is too low rather than too high.
     """
     position = first_divergence(first, second)
@@ -104,7 +104,7 @@ def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
 
 
 def _odds_change(mine: Token, other: Token) -> float:
-    """Compute how the log-odds of a token change against the best alternative that one run lists; 0 if the other lacks it."""
+    """Compute how the log-odds of a token change against the best alternative that one run lists, or 0 if the other lacks it."""
     best = next((text for text, _ in mine.top if text != mine.text), None)
     ours, theirs = (dict(reversed(token.top)) for token in (mine, other))
     if best not in theirs:

@@ -29,9 +29,9 @@ class RunLine(Part):
 
     folder: str
     run_id: str = ""
-    created: str = Field("", description="ISO 8601, UTC; empty where no report tells")
+    created: str = Field("", description="ISO 8601, UTC, or empty without a report")
     verdict: Verdict | None = Field(None, description="null where the run has no report that can be read")
-    cause: str = Field("", description="title of the first serious finding; empty for none")
+    cause: str = Field("", description="title of the first serious finding, if any")
     reference: str = ""
     candidate: str = ""
     model: str = ""
@@ -39,10 +39,10 @@ class RunLine(Part):
     suites: dict[str, Verdict] = Field({}, description="verdict by id of the suite")
     worst: OwnError = Field(
         None,
-        description="own error nearest to its bound or farthest beyond it, as a multiple of the bound; null: none observed",
+        description="error nearest to its bound or farthest beyond it, as a multiple of the bound; null: not observed",
     )
     seconds: float = 0.0
-    problem: str = Field("", description="why there is no verdict here; empty if there is one")
+    problem: str = Field("", description="why the verdict is missing, or empty if it is there")
 
     treatment: dict[str, tuple[str, str]] = Field({}, description="as in the run's report")
 
@@ -65,7 +65,7 @@ def list_runs(folder: Path) -> RunList:
     """List the folders in a folder that hold a report or a manifest of a run. Reports are read, not made again."""
     if not folder.is_dir():
         raise UsageError(
-            f"{folder} is a file." if folder.exists() else f"There is no folder {folder}.",
+            f"{folder} is a file." if folder.exists() else f"The folder {folder} does not exist.",
             "a folder of runs, such as runs",
             "name it, or make a run first: assay run",
         )
@@ -75,7 +75,7 @@ def list_runs(folder: Path) -> RunList:
     )
 
 
-# Folders beside a run that are looked into: a report takes some milliseconds to read.
+# Folders next to a run that are looked into: a report takes some milliseconds to read.
 _EARLIER_READ = 50
 
 
@@ -85,7 +85,7 @@ def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
     A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
 
     Args:
-        run: the run's folder; runs beside it are seen, of which the newest `_EARLIER_READ` are read.
+        run: the run's folder; of the runs next to it, the newest `_EARLIER_READ` are read.
         created: when it began; later ones do not count.
     """
     beside = sorted((path for path in run.resolve().parent.iterdir() if (path / REPORT).is_file()), key=_changed)
@@ -114,7 +114,7 @@ def find_run(named: Path | None, folder: Path) -> Path:
             None for the newest run of `folder` that has a report.
 
     Raises:
-        UsageError: the beginning is that of several runs, or there is no run with a report.
+        UsageError: the beginning is that of several runs, or none of the runs has a report.
     """
     if named is None:
         newest = next((run for run in list_runs(folder).runs if run.verdict is not None), None)
@@ -140,7 +140,7 @@ def report_of(run: Path) -> Report:
     """Read the report that a run has already, from its folder or its ``report.json``. Nothing is judged again.
 
     Raises:
-        UsageError: there is no such folder, or it is not a run.
+        UsageError: the folder does not exist, or is not a run.
         EvidenceError: the run has no report, or one that cannot be read.
     """
     path = run / REPORT if run.is_dir() else run
@@ -155,14 +155,14 @@ def report_of(run: Path) -> Report:
 def check_run(run: Path) -> None:
     """Make sure that a path is the folder of a run, ended or not."""
     if not run.exists():
-        raise UsageError(f"There is no {run}.", "the folder of a run", "assay runs lists them")
+        raise UsageError(f"{run} does not exist.", "the folder of a run", "assay runs lists them")
     if not (run / MANIFEST).is_file():
         why = f"it has no {MANIFEST}" if run.is_dir() else "it is a file"
         raise UsageError(f"{run} is not a run: {why}.", "the folder of a run", "assay runs lists them")
 
 
 def worst_own(report: Report) -> OwnError:
-    """Return the own error against the truth that is nearest to its bound, or farthest beyond it, as a multiple of the bound."""
+    """Return the error against the truth that is nearest to its bound, or farthest beyond it, as a multiple of the bound."""
     rows = report.layers.against_truth if report.layers else ()
     seen = [(row.own, row.bound) for row in rows if row.own is not None]
     error, bound = max(seen, key=lambda pair: excess(*pair), default=(None, None))

@@ -1,4 +1,4 @@
-"""Judging the arms of ``assay invariance``: which features change what they must not change, and what was not shown."""
+"""Judge the variants of ``assay invariance``: which features change outputs, and which were not tested."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FROM_MANIFEST = ("created", "command", "backend", "dtype", "hardware", "git", "
 
 @dataclass(frozen=True)
 class _Arms:
-    """What was run, read once.
+    """The evidence of an invariance run, read once.
 
     Attributes:
         base: the arm without a feature.
@@ -86,7 +86,7 @@ class _Arms:
             switched - set(manifest.features)
         ):
             raise EvidenceError(
-                f"{folder.path} has an arm with {unknown[0]}, which is no feature of it.",
+                f"{folder.path} has a variant with {unknown[0]}, which is not one of its features.",
                 f"some of {', '.join(every)}",
                 "judge it with the version of assay that wrote it, or run it again",
             )
@@ -111,7 +111,7 @@ class _Arms:
         return self.judge.limits
 
     def count(self, changed: Sequence[str]) -> str:
-        """Say in how many probes an arm differs; empty if in none."""
+        """Say in how many probes a variant differs, or return an empty string."""
         return f"in {len(changed)} of {len(self.manifest.lengths)} probes" if changed else ""
 
     def place(self, place: ProbePlace) -> str:
@@ -196,13 +196,13 @@ def _same_servers(ran: _Arms) -> tuple[Check, dict[int, Statement]]:
 
 
 def _declared(features: Sequence[str], known: Mapping[str, Feature]) -> list[str]:
-    """Return what may differ beside the settings with which features are switched, as ``--allow`` names it."""
+    """Return the differences allowed besides the settings that switch features, as ``--allow`` names them."""
     resolved = [f"arguments.{name}" for id_ in features for name in known[id_].resolved]
     return [_SIZES, *resolved, *(name for id_ in features for name in known[id_].declares)]
 
 
 def _served_alike(judged: ArmOutcome, unlike: Statement | None) -> ArmOutcome:
-    """Return what an arm shows beside what else its server served: what is the same then shows nothing."""
+    """Combine a variant's outcome with other differences of its server: equal outputs then show nothing."""
     if unlike is None or judged.state == "not run":
         return judged
     return replace(judged, state="not shown" if judged.state == "same" else judged.state, why=(*judged.why, unlike))
@@ -318,7 +318,7 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
     states = {each.arm: each for each in reversed(outcomes)}
     own = [each.state for each in outcomes if each.arm == judged.arm]
     askings = (own.count("differs"), len(own)) if "same" in own else None
-    # Each feature of the arm, with what it requires: none for what is already one.
+    # Each feature of the arm, with the features that it requires.
     parts = [] if askings else sorted({closed([id_], ran.known) for id_ in judged.arm} - {judged.arm}, key=sorted)
     alone = [(name_of(arm), _alone(states.get(arm), outcomes, arm)) for arm in parts]
     unrun = [name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
@@ -351,7 +351,7 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
         where="; ".join(filter(None, [first, place_of(parted), ran.count(changed)])),
         claim=state(
             "feature-changes-output", arm=name, titles=[ran.known[id_].title for id_ in sorted(judged.arm)], askings=askings,
-            # Of what was written, no position says what differs.
+            # Written texts have no position that shows the difference.
             kl=max(each.mean for each in judged.distances.values()) if judged.first else None,
             why=() if judged.first else judged.why, alone=alone,
         ),

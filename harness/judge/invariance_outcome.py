@@ -24,7 +24,7 @@ State = Literal["same", "differs", "not shown", "not run"]
 # Rate at which an honest arm is said to differ, and the distances of an arm that share it: the mean, the worst position, and the
 # largest mean and median of a probe, of prefill and of decode.
 _FALSE_ALARMS, _DISTANCES = 0.01, 8
-# Index of the tail of these distances: what is c times as large is at least c squared times as rare (a finite variance).
+# Index of the tail of these distances: a distance c times as large is at least c squared times as rare (a finite variance).
 _TAIL = 2
 # Times the mean over a thousand positions that the mean of a probe, of few positions, may have where nothing is measured.
 _PROBE_OVER_MEAN = 10.0
@@ -61,7 +61,7 @@ class ArmOutcome:
         arm: the features that were on.
         state: "same", "differs", "not shown" (a feature was not shown to be on, or nothing was compared) or "not run".
         distances: from its base, by measure.
-        first: the first position, in reading order, at which it differs; None if none does.
+        first: the first position, in reading order, at which it differs, or None.
         why: of a state that is neither "same" nor "differs"; or what differs beyond distances.
     """
 
@@ -73,7 +73,7 @@ class ArmOutcome:
 
 
 def rounds_by_shape(dtype: str) -> bool:
-    """Return True if how many tokens are computed at once decides what is rounded visibly: kernels for them sum in other orders."""
+    """Return True if batch size visibly changes rounding: kernels then sum in other orders."""
     return dtype != "float32"
 
 
@@ -105,9 +105,9 @@ def factor(askings: int) -> float:
 
 
 def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Measure, Bound]:
-    """Compute what rounding explains: a multiple of what the base differs from itself by, within what its dtype can.
+    """Compute the distance that rounding explains: a multiple of the base's distance from itself, limited by its dtype.
 
-    Each probe has a bound of its own, from its own askings: over all of them, one that is wrong would not be seen. Where
+    Each probe has its own bound, from its own repeats: in a bound over all probes, a single wrong one would not show. Where
     `rounds_by_shape`, an arm is only said to differ beyond what the base differs from itself by in any probe, whatever its dtype.
 
     Where `rounds_by_shape`, prefill and decode have one floor, the larger: an answer that is scored in prefill and token by token
@@ -154,8 +154,8 @@ def widened(
 ) -> dict[Measure, Bound]:
     """Widen bounds by what the features of an arm are declared to cost.
 
-    Another kernel rounds as an honest one does. Deterministic kernels do not depend on the batch, so that nothing may change beside
-    their own base where the other features are of that kind.
+    Another kernel rounds as an honest one does. Deterministic kernels do not depend on the batch, so that nothing may change next
+    to their own base where the other features are of that kind.
     """
     costs = {known[id_].cost for id_ in arm}
     if "a base of its own" in costs and all(
@@ -196,7 +196,7 @@ def outcome(
     """Say what an arm shows.
 
     Args:
-        drafts: tokens that a pass which verifies drafts is declared to give; 0 where nothing is declared.
+        drafts: tokens that a pass which verifies drafts is declared to give, or 0.
     """
     arm = frozenset(record.features)
     if not record.complete:
@@ -232,7 +232,7 @@ def _notes(record: ArmRecord) -> tuple[Statement, ...]:
 
 
 def _not_compared(base: ArmRecord, record: ArmRecord) -> tuple[Statement, ...]:
-    """State what was not compared to its end. Drafts that are verified end a comparison at a tie."""
+    """State which comparisons did not reach their end. With verified drafts, a comparison ends at a tie."""
     own = {reply.probe: reply for reply in record.replies}
     if {text.item for text in base.texts} != {text.item for text in record.texts}:
         return (state("shows-nothing", why="texts", written=len(record.texts), texts=len(base.texts)),)
@@ -254,7 +254,7 @@ def _unforced(first: ProbeReply, second: ProbeReply) -> bool:
 
 
 def _parting(base: ProbeReply, other: ProbeReply) -> int | None:
-    """Return the first token of an answer that is another one than the base's; None if none is."""
+    """Return the first token of an answer that differs from the base's, or None."""
     pairs = zip(base.decode.tokens, other.decode.tokens, strict=False)
     return next((at for at, (token, written) in enumerate(pairs) if token != written), None)
 
@@ -269,7 +269,7 @@ def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
 
 
 def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> Statement | None:
-    """State which greedy text parts from the base's at no tie, or ends otherwise after the same tokens; None if none does."""
+    """State which greedy text parts from the base's without a tie, or ends differently after the same tokens, if any."""
     own = {text.item: text for text in record.texts}
     apart = [
         (text, divergence)
@@ -298,7 +298,7 @@ def _end_of(text: Answer) -> tuple[str, int]:
 
 
 def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> Statement | None:
-    """State which answer, of a length that was asked for, has another one or another reason to end; None if none has."""
+    """State which answer of a requested length has another length or another reason to end, if any."""
     own = {reply.probe: reply for reply in record.replies}
     both = [(reply, own[reply.probe]) for reply in base.replies if reply.probe in own]
     lengths = [(reply.probe, len(reply.decode.tokens), len(other.decode.tokens)) for reply, other in both]
@@ -311,7 +311,7 @@ def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> Statement | None:
 
 
 def _writes_another(base: ArmRecord, record: ArmRecord, swing: float) -> Statement | None:
-    """State which answer has another token than the base's where the two are no tie; None if none has."""
+    """State which answer has another token than the base's where the two are not tied, if any."""
     own = {reply.probe: reply for reply in record.replies}
     apart = [
         (reply.probe, at)
@@ -328,13 +328,13 @@ def _writes_another(base: ArmRecord, record: ArmRecord, swing: float) -> Stateme
 
 
 def _preference(own: Scores, other: Scores, at: int) -> float:
-    """Return how much more probable a pass finds its own token than the other's, in nats; infinite where it does not list that."""
+    """Return how much more probable a pass finds its own token than the other's, in nats; infinite if it is not listed."""
     listed = dict(zip(own.ids[at], own.logprobs[at], strict=True))
     return abs(listed.get(own.tokens[at], math.inf) - listed.get(other.tokens[at], -math.inf))
 
 
 def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) -> Statement | None:
-    """State that fewer drafts were accepted than declared, or than in the arm that they are compared with; None if not."""
+    """State that fewer drafts were accepted than declared, or than in the variant they are compared with, if so."""
     accepted = accept_length(record)
     if accepted is None:
         return None
@@ -371,7 +371,7 @@ class ArmJudge:
     flags: tuple[str, ...] = ()
 
     def base_of(self, arm: Arm) -> ArmRecord | None:
-        """Return the record that an arm is compared with; None if that was not run to its end."""
+        """Return the record that a variant is compared with, or None if that did not finish."""
         base = self.records.get(base_of(arm, self.known))
         return base if base is not None and base.complete else None
 
@@ -382,7 +382,7 @@ class ArmJudge:
     def drafted_by(self, arm: Arm) -> ArmRecord | None:
         """Return the arm whose drafts an arm's are compared with: its speculation alone, or a base that speculates; or None.
 
-        Drafts of n-grams depend on what was asked before, and are not compared.
+        Drafts of n-grams depend on earlier requests, and are not compared.
         """
         alone = speculation_of(arm, self.known)
         if alone == BASE and flag_values(self.flags).get("--speculative-algorithm", "NGRAM").upper() == "NGRAM":
@@ -401,7 +401,7 @@ class ArmJudge:
 
 
 def smallest(failing: Collection[Arm]) -> list[Arm]:
-    """Return the arms that differ of which no part does, smallest first."""
+    """Return the variants that differ while none of their parts does, smallest first."""
     return sorted(
         (arm for arm in failing if not any(other < arm for other in failing)), key=lambda arm: (len(arm), sorted(arm))
     )

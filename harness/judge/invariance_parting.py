@@ -84,7 +84,7 @@ def _differs_again(base: ArmRecord, record: ArmRecord, place: TracedPlace, limit
 
 
 def place_of(row: PartingRow) -> str:
-    """Name the place in a few words, such as "layer 1, before attention, head 3"; empty where it was not observed."""
+    """Name the place in a few words, such as "layer 1, before attention, head 3", or return an empty string."""
     if not row.place:
         return ""
     words = {"input": "before attention", "cache": "KV cache", "attention": "attention"}

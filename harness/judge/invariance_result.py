@@ -19,7 +19,7 @@ class ArmRow(Part):
         description='"base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction" or "sensitivity"'
     )
     verdict: Verdict
-    why: tuple[Statement, ...] = Field(description="what decided, besides distances; empty for a pass")
+    why: tuple[Statement, ...] = Field(description="reasons other than distances; none for a pass")
     server: int
     startup_s: float = Field(description="0 where the server ran already")
     seconds: float
@@ -37,28 +37,29 @@ class FeatureRow(Part):
 
     id: str
     title: str
-    arms: int = Field(description="arms in which it was shown to be on")
+    arms: int = Field(description="variants in which it was shown to be on")
     seen: str = Field(description="what showed that it was on, in the first of them")
-    not_covered: str = Field("", description="why no arm was to have it; empty if one was")
+    not_covered: str = Field("", description="why no variant was planned with it, or empty if one was")
 
 
 class PairCell(Part):
-    """Two features that were on together, or a feature in any arm; the best verdict of an arm that had both."""
+    """Two features that were on together, or a feature in any variant; the best verdict of a variant that had both."""
 
     first: str
     other: str
-    verdict: Verdict | None = Field(description="null where no arm had both")
-    kl: float | None = Field(description="the smallest mean divergence of an arm that had both, in nats")
+    verdict: Verdict | None = Field(description="null where no variant had both")
+    kl: float | None = Field(description="the smallest mean divergence of a variant that had both, in nats")
 
 
 class PartingRow(Part):
     """Where in the model a set of features that breaks parts from its base, as observed when both were asked again."""
 
     features: tuple[str, ...]
-    probe: str = Field("", description="whose request was traced; empty where no token of a probe differs")
+    probe: str = Field("", description="probe whose request was traced, or empty where all tokens of the probes agree")
     index: int | None = Field(None, description="of the first token that differs, in its sequence, from 0")
     place: str = Field(
-        "", description='"input" of attention, "cache", "attention", "behind attention"; empty if it was not observed'
+        "",
+        description='"input" of attention, "cache", "attention", "behind attention", or empty if it was not observed',
     )
     layer: int | None = Field(None, description="the first that differs; behind attention, the last of the model")
     names: tuple[str, ...] = Field((), description='what differs there: "q", "k", "v" or "output"')
@@ -66,10 +67,10 @@ class PartingRow(Part):
     position: int | None = Field(None, description="of the first query or key that differs, from 0")
     positions: int = Field(0, description="queries or keys that differ")
     error: float | None = Field(None, description="the largest of a row, relative to the mean size of a row")
-    bound: float | None = Field(None, description="the largest that is none: of the base from itself in other batches")
+    bound: float | None = Field(None, description="the largest error of the base against itself in other batches")
     before: int | None = Field(None, description="the last layer before it whose output of attention was compared")
     layers: int = Field(0, description="whose output of attention was compared")
-    not_observed: Statement | None = Field(None, description="why it was not observed; null if it was")
+    not_observed: Statement | None = Field(None, description="why it was not observed, or null if it was")
 
 
 class InvarianceResult(Judgement):
@@ -84,7 +85,7 @@ class InvarianceResult(Judgement):
     hardware: str
     git: str
     packages: dict[str, str]
-    seconds: float = Field(description="of all arms, servers included")
+    seconds: float = Field(description="of all variants, servers included")
     servers: int
     probes: int
     floor_kl: float = Field(

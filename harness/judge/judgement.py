@@ -12,7 +12,7 @@ from assay.harness.statement import Statement, Worded
 from assay.harness.verdict import Decided, Verdict
 
 WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
-"""Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
+"""Suites without which a run is partial. The latency suite is requested separately: it does not measure accuracy."""
 BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
 LENGTH_RATIO = "answer-length-ratio"
@@ -27,14 +27,16 @@ class Metric(Statement):
 
     id: str = Field(description='stable: the quantity and its part, such as "mean-kl-cold"')
     quantity: str = Field(description='such as "mean-kl"')
-    part: str = Field("", description='what it was measured of, such as "cold"; empty for a quantity without parts')
+    part: str = Field(
+        "", description='the part that was measured, such as "cold", or empty for a quantity without parts'
+    )
     value: float | None
     low: float | None = None
     high: float | None = None
     bound: float | None = Field(None, description="the most that the entire interval may reach")
     policy: str = Field(
         "",
-        description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
+        description='the line of policy that sets the bound, such as "margin = 0.05 (default)", if one does',
     )
 
 
@@ -56,12 +58,12 @@ class SuiteVerdict(Worded):
 
     id: str = Field(description='stable, such as "accuracy"')
     asked: str = Field(
-        "", description="the data set of questions, or the load; empty for a suite that needs no name for it"
+        "", description="the data set of questions, or the load, or empty for a suite that needs neither"
     )
     verdict: Verdict
     why: tuple[Statement, ...] = Field(description="the number that decided, the bound that applies, and what else did")
     p_regression: float | None = Field(
-        None, description="p value of no regression: small where the suite shows one; null where it tests nothing"
+        None, description="p value of no regression: small where the suite shows one, or null where it tests nothing"
     )
 
 

@@ -277,7 +277,7 @@ def timed(folder: RunFolder) -> LatencyResult | str:
     """Judge the times that a run's folder holds.
 
     Returns:
-        All ratios; what an error says where there are none.
+        All ratios, or the message of an error that prevents them.
     """
     try:
         return judge_bench(bench_folder(folder))
@@ -289,7 +289,7 @@ def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
     """Judge the latency of a run, and check that it was timed.
 
     Args:
-        result: what `timed` returned; empty if no times were asked for.
+        result: the result of `timed`, or empty if no times were asked for.
         wrong: the suites that found the candidate's answers or outputs wrong: the times of another computation prove nothing.
     """
     if not result:

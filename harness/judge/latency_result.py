@@ -15,18 +15,18 @@ from assay.harness.statement import Statement, Worded
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
 
 TimeMetric = Literal["ttft", "itl", "e2e", "throughput"]
-"""What is timed of an answer."""
+"""The times measured of an answer."""
 
 
 class _OfLoad(Part):
-    """Base of what is measured of one load."""
+    """Base of the measurements of one load."""
 
     shape: str
     concurrency: int
 
     @property
     def where(self) -> str:
-        """The load in words, such as "short, 4 in flight"."""
+        """Describe the load, such as "short, 4 in flight"."""
         return f"{self.shape}, {self.concurrency} in flight"
 
 
@@ -38,7 +38,7 @@ class LatencyRow(_OfLoad, Worded):
     metric: TimeMetric
     reference_s: float = Field(description="median seconds; of throughput the seconds a token of the answer")
     candidate_s: float
-    ratio: float | None = Field(description="Hodges and Lehmann's estimate; null where nothing was measured")
+    ratio: float | None = Field(description="Hodges and Lehmann's estimate, or null where nothing was measured")
     low: float | None
     high: float | None = Field(description="null where too few ratios were measured")
     mean: float | None = Field(None, description="ratio of the means over all requests, which rare slow requests raise")
@@ -53,10 +53,10 @@ class LatencyRow(_OfLoad, Worded):
 
 
 class LoadRow(_OfLoad):
-    """One load: what was asked, and the throughputs."""
+    """One load: its requests and throughputs."""
 
     prompt_tokens: int = Field(description="of each prompt, or of the longest one")
-    shortest_tokens: int = Field(0, description="of the shortest prompt; 0 where all have the same length")
+    shortest_tokens: int = Field(0, description="of the shortest prompt, or 0 where all have the same length")
     output_tokens: int
     shared_tokens: int
     rounds: int = Field(description="rounds that count; each has two blocks of either role")
@@ -65,7 +65,7 @@ class LoadRow(_OfLoad):
     reference_itl_p99_s: float = Field(description="99th percentile of inter-token latency, the median over blocks")
     candidate_itl_p99_s: float
     reference_cached: float | None = Field(
-        description="share of the prompt tokens that came from the prefix cache; null where the server does not report it"
+        description="share of the prompt tokens that came from the prefix cache, or null where the server does not report it"
     )
     candidate_cached: float | None
 
@@ -87,7 +87,7 @@ class LatencyResult(Judgement):
     policy: str = Field(
         "", description='the line of policy that sets the bound, such as "latency_bound = 1.1 (default)"'
     )
-    note: Statement | None = Field(None, description="what forbids a pass of these ratios; null for nothing")
+    note: Statement | None = Field(None, description="why these ratios cannot pass, or null")
     suites: tuple[SuiteVerdict, ...] = Field((), description="the verdict on each load")
     alpha: float
     rounds: int

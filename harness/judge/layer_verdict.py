@@ -1,4 +1,4 @@
-"""The verdict of the suite ``layers``: own errors and gains against what noise explains, and what a replay of calls adds."""
+"""The verdict of the suite ``layers``: errors and gains against what rounding explains, and the results of a replay of calls."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class LayerEvidence:
     Attributes:
         errors: what the shadow summed up.
         against: the same, compared with noise.
-        replay: the examination of recorded calls; None if none was recorded.
-        foreign: why the examination does not belong to these calls; empty if it does.
+        replay: the examination of recorded calls, or None if none was recorded.
+        foreign: why the examination does not belong to these calls, or empty if it does.
     """
 
     errors: ShadowErrors
@@ -65,7 +65,7 @@ def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) ->
 
     - *regression*: in a cell the candidate's own error is out of bounds, or that of a single query, or its gain in a head, layer or
       phase; or over all queries it is farther from the reference than the bounds of both allow; or a recorded call is out of
-      bounds, or behaves otherwise wrongly; or an own error is above the policy's bound of the kernel's family.
+      bounds, or behaves otherwise wrongly; or an error is above the policy's bound of the kernel's family.
     - *inconclusive*: the reference itself is out of bounds, unless the candidate's own error is so by ten times more; or nothing
       was compared with the truth or examined, the candidate did not compute a call, no call had a cached prefix; or its error is
       smaller than its declared quantisation must cost.
@@ -108,7 +108,7 @@ def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
 
 
 def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
-    """Return regression if an own error of the candidate is out of bounds by ten times as much as the worst of the reference."""
+    """Return regression if an error of the candidate is out of bounds by ten times as much as the worst of the reference."""
     against, replay = evidence.against, evidence.examined
     reference = max(
         float(measured.excess.max(initial=0.0)) for measured in (against.reference, against.reference_queries)
@@ -134,7 +134,7 @@ def _judge_replay(replay: KernelResult) -> _Ruling | None:
 
 
 def _missing(evidence: LayerEvidence) -> Statement | None:
-    """State what a pass lacks; None if nothing."""
+    """State what a pass lacks, or return None."""
     errors, against, replay = evidence.errors, evidence.against, evidence.replay
     if not len(against.cells.index):
         return _lacking("truth")
@@ -158,11 +158,11 @@ def _lacking(what: str, said: str = "") -> Statement:
 
 
 def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
-    """List what the cells show, beside what a replay named."""
+    """List the findings of the cells, in addition to those of a replay."""
     against, errors = evidence.against, evidence.errors
     shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
-        shown.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", _WORST_CELL, rest, errors))
+        shown.append(_finding(OUT_OF_BOUNDS, "error beyond rounding", _WORST_CELL, rest, errors))
     if not against.cells.flagged.any():  # else the error of cells explains those of queries, and the gain
         if (queries := _unnamed(evidence, against.queries)).flagged.any():
             shown.append(_finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", _WORST_QUERY, queries, errors))
@@ -181,7 +181,7 @@ def _unnamed(evidence: LayerEvidence, cells: MeasuredCells) -> MeasuredCells:
 
 
 def _wrong_reference(evidence: LayerEvidence) -> Finding | None:
-    """Make the finding that the reference is out of its own bounds, which shows nothing about the candidate; None if it is not."""
+    """Make the finding that the reference is out of its own bounds, if it is; that shows nothing about the candidate."""
     against, title = evidence.against, "the reference is not right, so it proves nothing about the candidate"
     for measured, metric in ((against.reference, _WORST_CELL), (against.reference_queries, _WORST_QUERY)):
         if measured.flagged.any():
@@ -190,7 +190,7 @@ def _wrong_reference(evidence: LayerEvidence) -> Finding | None:
 
 
 def _quiet_finding(evidence: LayerEvidence) -> Finding | None:
-    """Make the finding that the candidate's declared quantisation cannot be seen; None if it can."""
+    """Make the finding that the candidate's declared quantisation cannot be seen, if so."""
     quiet = evidence.against.quiet
     if not quiet:
         return None
@@ -260,7 +260,7 @@ def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
 
 
 def _numbers(index: NDArray[np.int64], column: int) -> list[int] | None:
-    """List what tests cover in a dimension; None if one of them covers all of it."""
+    """List the indices that tests cover in a dimension, or return None if one of them covers all of it."""
     numbers = sorted({int(number) for number in index[:, column]})
     return None if -1 in numbers else numbers
 
@@ -290,14 +290,14 @@ def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
 
 
 def times_bound(id_: str, worst: float | None, **values: Any) -> Metric:
-    """Measure a multiple of a bound, for the metric with an id such as "worst-query"; None where nothing was measured."""
+    """Measure a multiple of a bound, for the metric with an id such as "worst-query", or return None without a measurement."""
     finite = worst is None or bool(np.isfinite(worst))
     part = id_.removeprefix("worst-")
     return measure("worst", worst if finite else None, part=part, bound=1.0, finite=finite, **values)
 
 
 def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]:
-    """Return the largest own error, where the policy bounds that of the kernel's family."""
+    """Return the largest error, where the policy bounds that of the kernel's family."""
     family = evidence.errors.headers[0].candidate_noise or "exact"
     if family not in policy.bounds:
         return ()

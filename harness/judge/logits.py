@@ -47,7 +47,7 @@ _MIN_MASS = 2.0**-20
 class LogitsRow(Part):
     """Both roles' next-token distributions under one condition, over the reference's own tokens.
 
-    Mean, percentiles, maximum and shares are over the finite positions; None where there is none.
+    Mean, percentiles, maximum and shares are over the finite positions, and None without any.
     """
 
     condition: str = Field(description='"cold" or "cached"; the phase is always extend')
@@ -67,7 +67,7 @@ class LogitsRow(Part):
     nonfinite: int = Field(0, description="positions with a log-probability that is not finite; in no other number")
     reference_nonfinite: int = Field(0, description="those of them at which the reference's is not")
     floor_mean_kl: float | None = Field(
-        None, description="mean KL_k of the reference against itself; null where it was scored once"
+        None, description="mean KL_k of the reference against itself, or null where it was scored once"
     )
 
 
@@ -137,7 +137,7 @@ def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = N
     Sequences for which a server did not cache what the condition requires are left out, and reported.
 
     Args:
-        again: the reference's second scoring, of some of the sequences, for the floor; None without one.
+        again: the reference's second scoring, of some of the sequences, for the floor, if any.
 
     Raises:
         EvidenceError: the scorings are not of the same tokens.
@@ -168,7 +168,7 @@ class _Compared:
         p: of the reference, at the positions of all sequences.
         q: of the other, likewise.
         clusters: the index of each position's sequence, [n].
-        kl: KL_k, in nats; NaN where a log-probability is not finite, [n].
+        kl: KL_k, in nats, [n]; NaN where a log-probability is not finite.
     """
 
     sequences: tuple[ScoredSequence, ...]

@@ -32,9 +32,9 @@ from assay.harness.verdict import Requirement, Verdict
 MIN_PROMPTS = 64
 """Fewer prompts under a condition give no verdict: the interval's coverage is measured from here on."""
 FLOOR_FACTOR = 5.0
-"""Mean KL up to this multiple of the reference's own floor is no loss: the floor is a mean over half of the prompts. A candidate
-as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2 (measured: 0.8;
-see ``python benchmarks/logit_verdicts.py``)."""
+"""Mean KL up to this multiple of the reference's own floor does not count as a loss: the floor is a mean over half of the prompts.
+A candidate as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2
+(measured: 0.8; see ``python benchmarks/logit_verdicts.py``)."""
 # A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not
 # pass. Where mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a
 # mean of half the limit, 1 prompt in 9,000 is.
@@ -59,7 +59,7 @@ class _Test:
         metric: as the report shows it.
         reach: the far end of its interval over the limit: at most 1 passes.
         p: p value of "the true mean, or share, is within the limit", corrected for the number of tests.
-        doubt: why it does not pass, whatever its interval; None if nothing is in doubt.
+        doubt: why it does not pass, whatever its interval, or None if nothing is in doubt.
     """
 
     metric: Metric
@@ -110,7 +110,7 @@ def _compare_logits(folder: Path, run: str = "") -> LogitsComparison:
 
 
 def _judge(comparison: LogitsComparison, tests: Sequence[_Test], alpha: float) -> _Ruling:
-    """Decide by what is not finite and by the number of prompts, and else by the tests."""
+    """Decide by non-finite values and by the number of prompts, and else by the tests."""
     rows = comparison.rows
     fewest = min((row.sequences for row in rows), default=0) if len(rows) == 2 else 0
     if bad := [row for row in rows if row.reference_nonfinite]:
@@ -204,7 +204,7 @@ def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
 
 
 def _heavy(prompts: PromptMeans, limit: float) -> Statement | None:
-    """State that the tail of the KLs is too heavy for a mean; None if it is not, or if no prompt is beyond the limit."""
+    """State that the tail of the KLs is too heavy for a mean, if it is and a prompt is beyond the limit."""
     spread = _tail_spread(prompts.kl)
     if spread <= _WIDEST_SPREAD or not (prompts.kl > limit).any():
         return None

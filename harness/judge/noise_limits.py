@@ -26,7 +26,7 @@ _KL_PER_SQUARE = 4.0
 EXACT_SWING = 0.5
 """Largest change of the log-odds of two tokens, in nats, of a kernel that declares nothing: four steps of a bf16 logit between 16
 and 32, since both logits may move by one step in both roles."""
-# Nats of log-odds for each unit of e: twice what was measured for int8 (0.9 at e = 0.013).
+# Nats of log-odds for each unit of e: twice the measured value for int8 (0.9 at e = 0.013).
 _SWING_PER_UNIT = 140.0
 MAX_SWING = 8.0
 """No noise family excuses a larger change of log-odds: a factor of 3,000."""

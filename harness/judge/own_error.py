@@ -57,7 +57,7 @@ def claim(run: RunEvidence) -> Judged:
     not_traced: tuple[Statement, ...] = ()
     try:
         free = _free_running(folder, errors)
-    except EvidenceError as error:  # own errors and the cause do not depend on it
+    except EvidenceError as error:  # errors and the cause do not depend on it
         free, not_traced = {}, (state("inherited-not-traced", said=error.found),)
     result = layers_result(
         errors,
@@ -87,7 +87,7 @@ def _known_differences(errors: ShadowErrors) -> Iterator[Statement]:
 
 
 def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[float, float]]:
-    """Compute by layer the error of its output in a free-running candidate, and its inherited part; empty if not traced."""
+    """Compute by layer the error of its output in a free-running candidate, and the part from earlier layers, if traced."""
     records = {role: folder.read(LAYER_DIFF, role) for role in ROLES}
     if not any(records.values()):
         return {}
@@ -129,7 +129,7 @@ def _check_layers(
 
 
 def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[int | None, list[int], list[int]]:
-    """Count the layers that were compared with the truth in a phase; None if none was. List the layers and heads that were not."""
+    """Count the layers that were compared with the truth in a phase, or None; and list the layers and heads that were not."""
     at_layer, at_head = (DIMENSIONS.index(name) for name in ("layer", "head"))
     own = errors.cells.candidate
     index, members = errors.cells.index[elements(own.own) > 0], own.honest.shape[1]
@@ -193,7 +193,7 @@ def _suite(record: KernelResult) -> SuiteResult:
 
 
 def _check_ran(run: RunEvidence) -> list[Check]:
-    """Check that the matrix ran with the candidate; no check where that is no kernel, or no layers were asked for."""
+    """Check that the matrix ran with the candidate, if the candidate is a kernel and layers were requested."""
     candidate, record = run.spec.candidate.backend, run.matrix
     if "candidate" not in run.manifest.code or "layers" not in run.spec.workload.suites:
         return []

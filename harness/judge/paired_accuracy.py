@@ -62,7 +62,7 @@ class Rule:
         margin: largest loss that still passes, as a share of 1.
         alpha: level of the test that the loss is below the margin.
         regression_alpha: level of the test that it is above.
-        population: units of the set from which the order was drawn; None for one without end.
+        population: units of the set from which the order was drawn, or None for an unlimited one.
         loss_suffices: whether a loss above the margin is a regression also if the reference is not fit to compare with.
     """
 
@@ -101,11 +101,11 @@ class Accuracy:
     """The result of the test, from which every number and sentence about accuracy is made.
 
     Attributes:
-        scores: what it read.
+        scores: the scores so far.
         losses: mean loss of each unit.
         references: mean score of the reference in each unit.
         exact: whether the test was the exact one of a fixed number of pairs.
-        reason: "regression" and "non-inferior" are verdicts; the others say why there is none.
+        reason: "regression" and "non-inferior" are verdicts; the others say why the verdict is missing.
         hopeless: whether no number of questions is likely to give a verdict.
         p_regression: p value of "the loss is at most the margin".
         p_inferior: p value of "the loss is at least the margin".
@@ -134,7 +134,7 @@ class Accuracy:
 
     @property
     def loss(self) -> float:
-        """The mean loss, each unit counted once; 0 if nothing was compared."""
+        """Return the mean loss, each unit counted once, or 0 if nothing was compared."""
         return float(self.losses.mean()) if self.losses.size else 0.0
 
     @cached_property

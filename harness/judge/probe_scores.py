@@ -1,4 +1,4 @@
-"""Distance between two arms: the same tokens, scored with other features on.
+"""Distance between two variants: the same tokens, scored with other features on.
 
 The divergence at a position is `assay.harness.judge.logits.merged_kl`, over the base's most probable tokens and the sequence's
 own one. A token that the other arm does not list is no more probable there than the least one that it lists; that is taken where it
@@ -20,18 +20,18 @@ from assay.harness.judge.logits import merged_kl
 
 Measure = Literal["prefill", "decode"]
 MEASURES: tuple[Measure, Measure] = ("prefill", "decode")
-# Log-probability in both arms of a token that only fills up a row: it adds nothing to a divergence.
+# Log-probability in both variants of a token that only fills up a row: it adds nothing to a divergence.
 _NOTHING = -1000.0
 
 
 @dataclass(frozen=True)
 class ProbePlace:
-    """A position at which two arms were compared.
+    """A position at which two variants were compared.
 
     Attributes:
         probe: id of the probe.
         index: of the predicted token in the sequence, from 0.
-        kl: divergence from the base, in nats; infinite where a log-probability is not finite.
+        kl: divergence from the base, in nats, infinite where a log-probability is not finite.
     """
 
     probe: str
@@ -42,7 +42,7 @@ class ProbePlace:
 def places(base: Sequence[ProbeReply], other: Sequence[ProbeReply], measure: Measure) -> list[ProbePlace]:
     """Compare two passes position by position, in the order of the probes.
 
-    Answers are compared as long as they are the same: what follows another token has another history.
+    Answers are compared as long as they are the same: after a different token the histories differ.
     """
     by_probe = {reply.probe: reply for reply in other}
     return [
@@ -74,7 +74,7 @@ def _places(probe: str, base: Scores, other: Scores, measure: Measure) -> Iterab
 
 
 def _row(base: Scores, mine: int, other: Scores, theirs: int, written: bool) -> list[tuple[float, float]]:
-    """Return both arms' log-probabilities of the base's most probable tokens and of the sequence's own, at a position of each."""
+    """Return log-probabilities of both variants at a position: of the base's most probable tokens and of the sequence's own."""
     listed = dict(zip(other.ids[theirs], other.logprobs[theirs], strict=True))
     least = min(listed.values(), default=math.nan)
     row = {
@@ -91,15 +91,15 @@ def _row(base: Scores, mine: int, other: Scores, theirs: int, written: bool) -> 
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of an arm from its base, in one measure.
+    """The distance of a variant from its base, in one measure.
 
     Attributes:
         positions: compared.
         mean: divergence over all positions, in nats.
         worst: the largest of a position.
-        at: where that is; None where nothing was compared.
+        at: where that is, or None where nothing was compared.
         probes: divergence over the positions of each probe, in nats, by its id: their mean, and their median (the lower one). A
-            few experts that flip move the mean, and what is wrong at most positions moves both.
+            few experts that flip move the mean, and an error at most positions moves both.
     """
 
     positions: int
@@ -123,13 +123,14 @@ class Distance:
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest distance that is no difference, in nats: of the mean, of one position, and of each probe's mean and median.
+    """The largest distance that does not count as a difference, in nats: of the mean, of one position, and of each probe's mean and
+    median.
 
     Attributes:
         mean: over all positions.
         worst: of one position.
         probes: of the mean and the median over the positions of a probe, by its id.
-        floor: what the base differs from itself by, where that is more: an arm within it shows nothing.
+        floor: the base's distance from itself, where that is more: a variant within it shows nothing.
     """
 
     mean: float
@@ -158,7 +159,7 @@ class Bound:
 
 
 def accept_length(arm: ArmRecord) -> float | None:
-    """Return the tokens that a pass which verified drafts gave on average; None without speculation."""
+    """Return the mean number of tokens of a pass that verified drafts, or None without speculation."""
     passes = sum(reply.verifications for reply in arm.replies)
     written = sum(len(reply.decode.tokens) for reply in arm.replies if reply.verifications)
     return written / passes if passes else None

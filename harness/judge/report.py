@@ -33,11 +33,11 @@ __all__ = [  # all parts of a report, wherever they are defined
 
 NOT_FINITE: Literal["not finite"] = "not finite"
 OwnError = FiniteFloat | Literal["not finite"] | None
-"""A relative L1 error in JSON: a number; `NOT_FINITE` where an output is not; null where nothing was observed, never zero."""
+"""A relative L1 error in JSON: a number, `NOT_FINITE` where an output is not, or null (never zero) where nothing was observed."""
 
 
 def out_of_bounds(error: OwnError, bound: float | None) -> bool:
-    """Return True if noise does not explain an error: what is not finite exceeds any bound, and without a bound nothing does."""
+    """Return True if rounding does not explain an error. Non-finite errors exceed any bound; without a bound none does."""
     if error is None or bound is None:
         return False
     return error == NOT_FINITE or error > bound
@@ -73,7 +73,7 @@ class KernelRow(Part):
         description="whether an attention call launched it; null: not known, as in a CUDA graph"
     )
     of: Literal["reference", "candidate", "both", ""] = Field(
-        description="the role whose backend is known to launch kernels of this name; empty for neither"
+        description="the role whose backend is known to launch kernels of this name, or empty"
     )
 
 
@@ -93,7 +93,7 @@ class Environment(Part):
     hardware: str
     python: str
     packages: dict[str, str]
-    git: str = Field(description="commit and whether the tree was clean; empty outside a repository")
+    git: str = Field(description="commit and whether the tree was clean, or empty outside a repository")
     model: str
     model_hash: str = Field(description="SHA-256 over the model folder's weights and tokenizer")
     argument_differences: dict[str, tuple[str, str]] = Field(
@@ -105,11 +105,11 @@ class Environment(Part):
 
 
 class Flip(Part):
-    """A question that one role got right and the other did not, with both answers. Texts are a model's: never trust them."""
+    """A question with both answers, which one role got right, or both or none. Texts are a model's: never trust them."""
 
     item: str
     group: str
-    direction: Literal["lost", "gained"]
+    direction: Literal["lost", "gained", "both right", "both wrong"]
     prompt: str
     expected: str
     reference_text: str
@@ -130,18 +130,19 @@ class DivergenceRow(TextDivergence):
 
 
 class SuiteResult(SuiteVerdict):
-    """A suite's verdict, and what it rests on."""
+    """A suite's verdict with its evidence."""
 
     synthetic: bool = Field(description="whether its questions are synthetic")
     metrics: tuple[Metric, ...] = ()
     tallies: tuple[Tally, ...] = ()
     conditions: tuple[ConditionRow, ...] = ()
     flips: tuple[Flip, ...] = ()
+    steady: tuple[Flip, ...] = Field((), description="the first questions that both roles got right, or wrong")
     divergences: tuple[DivergenceRow, ...] = ()
     logits: tuple[LogitsRow, ...] = ()
     decided_by: str | None = Field(
         None,
-        description="id of the metric that decided; empty if none did, for example because a finding did",
+        description="id of the metric that decided, or empty if none did, for example because a finding did",
     )
 
     @property
@@ -153,7 +154,7 @@ class SuiteResult(SuiteVerdict):
 
 
 class ErrorGrid(Part):
-    """Own errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
+    """Errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
 
     id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
@@ -164,7 +165,7 @@ class ErrorGrid(Part):
         description='relative L1, rows x columns; null: not observed; "not finite": an output is not'
     )
     bounds: tuple[FiniteFloat | None, ...] = Field(
-        description="of each row: the relative L1 that noise explains; what is above is out of bounds; null: not known"
+        description="of each row: the relative L1 that rounding explains, above which a cell is out of bounds; null: not known"
     )
 
     @model_validator(mode="after")
@@ -189,11 +190,11 @@ class DepthRow(Part):
     own: OwnError = Field(description="worst finest cell: the candidate on the reference's own q, k and v")
     whole: OwnError = Field(
         None,
-        description="own error of the layer's whole output against the reference's: with `inherited` it makes up `total`",
+        description="error of the layer's whole output against the reference's: with `inherited` it makes up `total`",
     )
     total: OwnError = Field(None, description="the layer's output in a free-running candidate against the reference's")
     inherited: OwnError = Field(None, description="the part of the total error that comes from the layers before")
-    bound: FiniteFloat | None = Field(None, description="the own error that noise explains")
+    bound: FiniteFloat | None = Field(None, description="the error that rounding explains")
     out_of_bounds: bool = Field(description="whether the layer is a source of error")
 
 
@@ -203,12 +204,10 @@ class TruthRow(Part):
     layer: int
     phase: str
     cells: int = Field(description="cells (head, condition) that were compared")
-    own: OwnError = Field(
-        description="own error, relative L1, of the cell that is nearest to its bound or farthest beyond it"
-    )
-    bound: FiniteFloat | None = Field(description="the own error that noise explains in that cell")
+    own: OwnError = Field(description="relative L1 of the cell that is nearest to its bound or farthest beyond it")
+    bound: FiniteFloat | None = Field(description="the error that rounding explains in that cell")
     gain: OwnError = Field(description="slope of the output on the truth, minus 1, over all heads; without its sign")
-    gain_bound: FiniteFloat | None = Field(description="the gain that noise explains")
+    gain_bound: FiniteFloat | None = Field(description="the gain that rounding explains")
     reference_own: OwnError = Field(description="as `own`, of the reference")
     reference_bound: FiniteFloat | None
     out_of_bounds: bool = Field(description="whether any cell, or the gain of any head, is out of bounds")
@@ -230,7 +229,7 @@ class WorstCall(Part):
 
 
 class LayersResult(Part):
-    """The layer diff: own errors of every layer."""
+    """The layer diff: errors of every layer on the reference's inputs."""
 
     reference: str
     candidate: str
@@ -238,12 +237,12 @@ class LayersResult(Part):
     layers: int
     heads: int
     passes: int = Field(description="forward passes in which the candidate ran as a shadow of the reference")
-    sources: tuple[int, ...] = Field(description="layers whose own error is out of bounds")
+    sources: tuple[int, ...] = Field(description="layers whose error is out of bounds")
     grids: tuple[ErrorGrid, ...]
     depth: tuple[DepthRow, ...]
     worst: tuple[WorstCall, ...]
     not_observed: tuple[Statement, ...] = Field(description='such as "phase-not-computed"')
-    pack: str = Field("", description="folder of the replay pack; empty for none")
+    pack: str = Field("", description="folder of the replay pack, if any")
     candidate_errors: tuple[Statement, ...] = Field((), description="calls that the candidate did not compute")
     against_truth: tuple[TruthRow, ...] = Field((), description="by phase and layer")
 
@@ -256,7 +255,7 @@ class EnvelopeRow(Part):
     title: str
     label: str = Field(description='bucket or kind, such as "129-512"')
     calls: int = Field(description="compared calls, of the layer that has the fewest")
-    wanted: bool = Field(description="whether the policy's envelope wants such a call")
+    wanted: bool = Field(description="whether the policy requires such a call")
 
 
 class EnvelopeResult(Part):
@@ -269,25 +268,23 @@ class EnvelopeResult(Part):
         description="what compared calls asked for beyond plain attention, and what changed an output in each layer that asked",
     )
     unfelt: dict[str, tuple[str, ...]] = Field(
-        {}, description="what changed no output of some layer by more than noise -> the phases"
+        {}, description="features that changed no output of some layer by more than rounding -> the phases"
     )
     limits: EngineLimits
     compared: dict[str, dict[str, Ranges]] = Field(
         description="phase -> condition, such as a length or the size of a batch -> its values in calls of the shadow"
     )
     served: dict[str, dict[str, Ranges]] = Field(
-        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+        default_factory=dict, description="the same of the candidate's own server, if it was compared"
     )
     served_in_graphs: bool = Field(False, description="whether its decode ran in CUDA graphs")
     reached: dict[str, dict[str, int]] = Field(
         description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
     )
     served_reached: dict[str, dict[str, int]] = Field(
-        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+        default_factory=dict, description="the same of the candidate's own server, if it was compared"
     )
-    gaps: tuple[Statement, ...] = Field(
-        (), description="lengths of the policy's envelope that some layer did not compare"
-    )
+    gaps: tuple[Statement, ...] = Field((), description="required lengths that some layer did not compare")
     rows: tuple[EnvelopeRow, ...]
 
     def calls(self, phase: str, condition: str, label: str) -> int:
@@ -325,24 +322,38 @@ class Report(Judgement):
     checks: tuple[Check, ...]
     suites: tuple[SuiteResult, ...]
     findings: tuple[Finding, ...]
-    causes: int = Field(
-        description="the number of findings, the first of them, that tell what is wrong with the kernel"
-    )
+    causes: int = Field(description="the number of leading findings that describe bugs of the kernel")
     left_out: tuple[str, ...] = Field((), description="suites of a whole run that were not requested")
     reproduce: str = Field(description="the command that repeats this run")
     treatment: dict[str, tuple[str, str]] = Field(
         description="what differs between the roles, as asked: (reference, candidate) by name of the setting"
     )
     layers: LayersResult | None = Field(None, description="null without a layer diff")
-    envelope: EnvelopeResult | None = Field(None, description="what the layer diff covers; null without one")
+    envelope: EnvelopeResult | None = Field(None, description="coverage of the layer diff, or null without one")
     sensitivity: SensitivityResult | None = Field(
-        None, description="what the suites saw of a seeded fault; null where none was seeded"
+        None, description="whether the suites saw a seeded fault, or null where none was seeded"
     )
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
     kernels: tuple[PassKernels, ...] = Field(
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )
-    failure: FailureResult | None = Field(None, description="what ended the run early; null if nothing did")
+    failure: FailureResult | None = Field(None, description="the failure that ended the run early, or null")
+
+    @property
+    def _about(self) -> str:
+        return f"{self.candidate.backend} against {self.reference.backend}, run {self.run_id}"
+
+    @classmethod
+    def load(cls, run: str | Path) -> Report:
+        """Read the report of a run from its folder, or a ``report.json``. Nothing is judged again.
+
+        Raises:
+            UsageError: there is no such folder, or it is not a run.
+            EvidenceError: the run has no report, or one that cannot be read.
+        """
+        from assay.harness.judge.history import report_of
+
+        return report_of(Path(run))
 
     @property
     def asked(self) -> list[str]:

@@ -45,9 +45,9 @@ def check_same_servers(
     Args:
         differences: arguments that differ beyond the treatment.
         derived: those that differ as the engine derives them from it.
-        fingerprints: what each really served, which decides last; none for a role whose server did not tell.
+        fingerprints: what each really served, which decides last; a role whose server did not report it is missing.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
-        common: what both were given so that their arguments agree; None where nothing was looked for.
+        common: the flags added to both so that their arguments agree, or None if they were not looked for.
     """
     status, outcome = _compare_servers(sides, servers, differences, fingerprints, derived, stored)
     if common is not None:
@@ -96,7 +96,7 @@ def _compare_servers(
 
 
 def _compare_served(fingerprints: Mapping[Role, Fingerprint]) -> FingerprintDiff | None:
-    """Compare what the servers really served, but for their arguments; None where one was not observed."""
+    """Compare what the servers really served, except their arguments, or return None where one was not observed."""
     if len(fingerprints) < len(ROLES):
         return None
     sides = fingerprints["reference"], fingerprints["candidate"]

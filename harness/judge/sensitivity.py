@@ -40,7 +40,7 @@ def claim(run: RunEvidence) -> Judged:
 
 
 def _result(run: RunEvidence) -> SensitivityResult | None:
-    """Determine what each suite of a run saw of the fault; None where none was seeded."""
+    """Determine whether each suite of a run saw the fault, or return None where none was seeded."""
     if not run.seeded:
         return None
     folder, policy, parts = run.folder, run.spec.policy, []
@@ -69,7 +69,7 @@ def _answers_see(
 
 
 def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
-    """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix."""
+    """Test if the mean KL of prompts scored with a fault is above the limit of the suite, after a cached prefix."""
     faulty = read_logits(logits_path(place, "candidate", 0), nonce)
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
     order = {sequence.item: number for number, sequence in enumerate(reference.header.sequences)}

@@ -19,8 +19,8 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
 
     With f the candidate's layer, g the reference's, x' the input when the candidate runs freely and x the reference's:
     f(x') - g(x) = (f(x) - g(x)) + (f(x') - f(x)), which are the own and the inherited error. As the total is at most the sum of the
-    two (triangle inequality), the inputs contributed at least the total less the own error; 0 where the own is larger, since errors
-    may cancel. Both must be of the same requests, or the split is an estimate.
+    two (triangle inequality), the inputs contributed at least the total less the layer's own error, or 0 where that is larger,
+    since errors may cancel. Both must be of the same requests, or the split is an estimate.
 
     Args:
         pairs: traces of each request, the reference's and the candidate's. Their sums are added, never ratios.
@@ -85,7 +85,7 @@ def _rows(trace: Trace) -> dict[int, int]:
 _Place = Literal["input", "cache", "attention", "behind attention"]
 _Name = Literal["q", "k", "v", "output"]
 _Tensor = tuple[_Place, _Name]
-# What is compared of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the
+# Compared tensors of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the
 # output.
 _ORDER: tuple[_Tensor, ...] = (
     ("input", "q"), ("input", "k"), ("input", "v"), ("cache", "k"), ("cache", "v"), ("attention", "output"),
@@ -106,11 +106,11 @@ class _Parting:
     Attributes:
         layer: its number; the last one for "behind attention".
         names: what differs there of q, k, v and the output: of k and v as computed, or in the cache.
-        head: number of the q head, or of the kv head of K and V, in which the first of them differs most; None behind attention.
-        position: of the first row or key of it that differs, from 0; None behind attention.
+        head: number of the q head, or of the kv head of K and V, in which the first of them differs most, or None after attention.
+        position: of its first row or key that differs, from 0, or None after attention.
         positions: rows or keys of it that differ.
         error: the largest, relative.
-        bound: the largest that is no difference.
+        bound: the largest distance that does not count as a difference.
     """
 
     place: _Place
@@ -175,7 +175,7 @@ def _at(place: _Place, layer: int, names: tuple[_Name, ...], errors: _Errors, bo
 
 
 def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
-    """Compare two traces: by layer, and by what is compared of it."""
+    """Compare two traces, by layer and tensor."""
     rows = _matching_rows(base, other)
     last = max(base.positions, default=-1)
     if not len(rows) or last != max(other.positions, default=-1) or base.positions[rows[-1, 0]] != last:
@@ -202,12 +202,12 @@ def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
 
 
 def _tensors(trace: Trace) -> tuple[dict[int, NDArray[np.float32]], ...]:
-    """Return what is compared of a trace, in the order of `_ORDER`."""
+    """Return the compared tensors of a trace, in the order of `_ORDER`."""
     return trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values, trace.outputs
 
 
 def _relative(base: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Compute the error of each row in each head, [rows, heads], of tensors [rows, heads, dims]; infinite where not finite."""
+    """Compute the error of each row in each head, [rows, heads], of [rows, heads, dims]; infinite where not finite."""
     a, b = base.astype(np.float64), other.astype(np.float64)
     size = np.abs(a).sum(2).mean(0)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -42,7 +42,7 @@ class MeasuredCells:
     Attributes:
         index: int64 [tests, 6], the columns of `DIMENSIONS`; -1 for what a group covers.
         observed: the number.
-        bound: the largest that noise explains.
+        bound: the largest value that rounding explains.
     """
 
     index: NDArray[np.int64]
@@ -51,7 +51,7 @@ class MeasuredCells:
 
     @property
     def excess(self) -> Floats:
-        """The observed number as a multiple of its bound; infinite if it is not finite, or positive where noise costs nothing."""
+        """Return the observed number as a multiple of its bound, infinite if it is not finite or its bound is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.observed == 0, 0.0, self.observed / self.bound)
         return np.where(np.isnan(ratio), np.inf, ratio)
@@ -75,16 +75,16 @@ class AgainstNoise:
     """The tests of a session.
 
     Attributes:
-        cells: own error of the candidate, by cell.
+        cells: error of the candidate, by cell.
         gains: absolute gain of the candidate, by head, by layer, and by phase.
-        queries: own error of the worst query of each cell, against what honest implementations cost that very query; head -1 is all
+        queries: error of the worst query of each cell, against that of honest implementations on that very query; head -1 is all
             heads together. The bound holds for the worst of 10^9 queries (`assay.harness.stats.query_bounds`).
-        reference: own error of the reference, by cell, against its own family.
-        reference_queries: own error of the reference's worst queries, likewise.
+        reference: error of the reference, by cell, against its own family.
+        reference_queries: error of the reference's worst queries, likewise.
         apart: difference between candidate and reference over all queries, sampled or not, by cell; the bound is the sum of the
             largest bounds of both in the layer and phase. Not where the reference's window is off by a key: there it is another
             computation, and the difference no error of either.
-        quiet: where the candidate's error is smaller than its declared quantisation must cost: layer and phase, its own error over
+        quiet: where the candidate's error is smaller than its declared quantisation must cost: layer and phase, its error over
             all cells, and the least that the quantisation must cost there.
     """
 
@@ -104,7 +104,7 @@ class AgainstNoise:
 
 
 def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
-    """Compare the cells of a shadow with what noise costs there. Without honest implementations there is no bound, and no test.
+    """Compare the cells of a shadow with what rounding costs there. Without honest implementations nothing is bounded or tested.
 
     Raises:
         EvidenceError: the candidate's noise family is unknown.
@@ -150,13 +150,13 @@ def _apart(shadow: ShadowErrors, cells: MeasuredCells, reference: MeasuredCells)
 
 
 def _compared(table: ErrorTable) -> ErrorTable | None:
-    """Return the cells that were compared with the truth; None without two honest implementations: then there is no bound."""
+    """Return the cells that were compared with the truth, or None without two honest implementations, which give the bound."""
     there = elements(table.candidate.own) > 0
     return table.chosen(there) if there.any() and table.candidate.honest.shape[1] >= 2 else None
 
 
 def _cells(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
-    """Test each cell's own error: the largest that noise explains is that of honest implementations on the same queries."""
+    """Test each cell's error: the largest that rounding explains is that of honest implementations on the same queries."""
     there = elements(role.own) > 0
     if not there.any() or role.honest.shape[1] < 2:
         return _NOTHING
@@ -170,7 +170,7 @@ def _cells(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
 
 def _queries(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
     """Test each cell's worst query. Where the truth is zero, its error and its bound are not relative."""
-    # For example, off by 0.003 where the truth sums up to 0.5 is an own error of 0.6 %, and the bound is divided likewise.
+    # For example, off by 0.003 where the truth sums up to 0.5 is an error of 0.6 %, and the bound is divided likewise.
     there = role.worst.any(1)
     off, bound, size, _, _ = role.worst[there].T
     return MeasuredCells(table.index[there], *(number / np.where(size > 0, size, 1.0) for number in (off, bound)))
@@ -213,7 +213,7 @@ def _quiet(table: ErrorTable) -> Iterable[tuple[int, str, float, float]]:
     merged = compared.merged((LAYER, PHASE))
     noise = relative_l1(merged.candidate.honest).T
     free = freedom_of_spread(noise)
-    # For example, below 0.7 % an own error is too small where members are off by 1.6 % and agree to a fiftieth of that.
+    # For example, below 0.7 % an error is too small where members are off by 1.6 % and agree to a fiftieth of that.
     # The quotient of two mean squares, the other way round than for an error that is too large.
     low = np.sqrt(np.nanmean(noise**2, 0) / f_quantile_above(FALSE_FLAGS / len(free), len(noise) * free, free))
     for where, own, least in zip(merged.index, relative_l1(merged.candidate.own), low / _SLACK_BELOW, strict=True):

@@ -206,8 +206,8 @@ def _extent(cause: Cause, run: KernelRun) -> str:
     worst = max(failing or cause.failing, key=lambda result: result.worst)
     own, bound = worst.worst_cell
     return (
-        f"{len(failing)} of {len(there)} calls of these layers are out of bounds; the worst has an own "
-        f"error of {percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}"
+        f"{len(failing)} of {len(there)} calls of these layers are out of bounds; the worst has an "
+        f"error of {percent(own)} (rounding explains {percent(bound)}): {describe(worst.call)}"
     )
 
 
@@ -224,7 +224,7 @@ def _queries(cause: Cause) -> str:
     of = f"{len(rows)} single {'query is' if len(rows) == 1 else 'queries are'} out of bounds there"
     return (
         f"{of}; the worst is query {at} of sequence {sequence}, {heads}: {percent(worst.own)} "
-        f"(noise explains {percent(worst.bound)}): {describe(result.call)}"
+        f"(rounding explains {percent(worst.bound)}): {describe(result.call)}"
     )
 
 
@@ -241,7 +241,7 @@ def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
     findings = []
     if wrong := scaled(run.results):
         text = (
-            f"the output is {wrong.value:.5f} times what it should be; noise explains a deviation of at most "
+            f"the output is {wrong.value:.5f} times what it should be; rounding explains a deviation of at most "
             f"{wrong.limit:.1g} from 1"
         )
         calls = f"over {len(wrong.results)} calls, each of which is within its bound"
@@ -286,7 +286,7 @@ def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
     off = (
         f"off by {own:.2g}" if math.isfinite(own) else "not finite where it should be, or finite where it should not be"
     )
-    text = f"the log-sum-exp of a query is {off}; noise explains {bound:.2g}"
+    text = f"the log-sum-exp of a query is {off}; rounding explains {bound:.2g}"
     best = bugs[0] if bugs else None
     if best is not None:
         text = f'Computes "{best.title}": {text}'

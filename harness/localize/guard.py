@@ -350,7 +350,7 @@ def endure(guard: Guard, results: Sequence[CallResult], runs: int, seconds: floa
         if not same_values(out, result.out) and (now := measure(result.call, out.clone(), result.noise)).fails:
             own, bound = now.worst_cell
             how = f"is wrong in its run {guard.runs}{buffers} on a call that it computed right before"
-            return result.call, f"{how}: own error {percent(own)}; noise explains at most {percent(bound)}"
+            return result.call, f"{how}: error {percent(own)}; rounding explains at most {percent(bound)}"
     return None
 
 

@@ -61,12 +61,6 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         same_time = asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
         stop = QuestionStop(plan, folder.answers(), together=same_time)
         most = len(stop.items)
-        if stop.items and stop.reason is None:
-            rule, seed = plan.rule, plan.spec.workload.order_seed
-            display.say(
-                f"Questions: at most {most:,}, in the random order of seed {seed}; margin {rule.margin:g}, "
-                f"alpha {rule.alpha:g}. Asking stops when the answers decide."
-            )
         # In turn, the servers get few questions at first, since those usually decide.
         for stop.first in [most] if same_time or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]:
             _ask_round(_Asking(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
@@ -105,7 +99,7 @@ def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
     roles = asked_roles(plan, folder)
     pending = [role for role in roles if any(step(asked, role) for step in chain(*_STEPS))]
     if not pending:
-        display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
+        display.say("All questions were already answered." if plan.items else "The suites have nothing to ask.")
         return
     if ready:
         _ask_all(ready, asked)

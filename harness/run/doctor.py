@@ -11,6 +11,7 @@ import shutil
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ from assay.harness.errors import AssayError, ExitCode
 from assay.harness.extras import DISTRIBUTION, install, missing_packages
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Device, Side
-from assay.harness.text import one_line
+from assay.harness.text import listed, one_line
 
 Status = Literal["ok", "missing", "not needed"]
 SCHEMA: Literal["assay.doctor/1"] = "assay.doctor/1"
@@ -57,17 +58,25 @@ class Examination(Part):
         return ExitCode.NO_VERDICT if missing else ExitCode.PASS
 
 
-def examine(spec: RunSpec) -> Iterator[_RunNeed]:
+def examine(spec: RunSpec, candidate_named: bool = True) -> Iterator[_RunNeed]:
     """Examine what a run of this spec needs, one thing after the other; the candidate's first call comes last.
 
     An examination that fails is a finding, too, so that the others are still made.
+
+    Args:
+        spec: of the run.
+        candidate_named: whether somebody named the candidate; otherwise SGLang's own backends are examined instead of the default.
     """
     device, candidate = spec.device, spec.candidate.backend
+    if not candidate_named:
+        candidate = spec.reference.backend
+        spec = spec.model_copy(update={"candidate": spec.reference})
     steps: dict[str, Callable[[], _Found]] = {
         "check": _check, "packages": _packages, "sglang": _sglang, "gpu": lambda: _gpu(device),
         "memory": lambda: _memory(device, spec.reference), "triton": lambda: _triton(device, candidate),
         "compiler": lambda: _compiler(device), "disk": _disk, "asked": lambda: _asked(spec),
-        "candidate": lambda: _candidate(candidate), "first-call": lambda: _first_call(device, candidate),
+        "candidate": lambda: _candidate(candidate) if candidate_named else _own_backends(device),
+        "first-call": lambda: _first_call(device, candidate if candidate_named else f"sglang:{candidate}"),
     }  # fmt: skip
     for id_, step in steps.items():
         try:
@@ -119,7 +128,7 @@ def _gpu(device: Device) -> _Found:
     from assay.harness.run.preflight import check_gpu
 
     if device == "cpu":
-        here = "one is here, for --device=cuda" if torch.cuda.is_available() else "there is none"
+        here = "this machine has a GPU, for --device=cuda" if torch.cuda.is_available() else "this machine has no GPU"
         return "not needed", f"--device is cpu; {here}", ""
     check_gpu()
     return "ok", f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}", ""
@@ -202,6 +211,21 @@ def _candidate(candidate: str) -> _Found:
     return "ok", f"{candidate} can be imported; it computes {' and '.join(backend.phases)}", ""
 
 
+def _own_backends(device: Device) -> _Found:
+    """Examine which of SGLang's own backends can be built here, where no candidate is named."""
+    from assay.harness.attention.call import KernelRefused
+    from assay.harness.attention.kernels import load
+    from assay.harness.engines.sglang.catalog import sglang_backends
+
+    here = []
+    for name in sglang_backends():
+        with suppress(KernelRefused):
+            load(f"sglang:{name}")
+            here.append(name)
+    says = f"none is named; of SGLang's {len(sglang_backends())} backends, {listed(here) or 'none'} can be used on {device}"
+    return _needed(bool(here), says, "assay backends, which says what each of them lacks")
+
+
 def _first_call(device: Device, candidate: str) -> _Found:
     """Call the candidate's kernel once, on a sequence with a cached prefix: it shows what only running it shows."""
     import torch
@@ -213,7 +237,7 @@ def _first_call(device: Device, candidate: str) -> _Found:
     if not backend.is_kernel:
         return "not needed", f"{_kind(backend)} runs in a server only", ""
     if device == "cuda" and not torch.cuda.is_available():
-        return "not needed", "there is no GPU to make it on", ""
+        return "not needed", "this machine has no GPU for it", ""
     phase, dtype = backend.phases[0], torch.float16 if device == "cuda" else torch.float32
     call = call_of([(1 if phase == "decode" else 4, 20)], (2, 1), 64, dtype, device)
     try:

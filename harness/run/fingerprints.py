@@ -154,7 +154,7 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
     tail = "\n".join([*lines[-3:], *logged.splitlines()[-_TAIL_LINES:]])
     failure = failures.read(logged)
     raise EngineError(
-        f"{who} {ended}, and there is no fingerprint{f': {failure.line}' if failure.line else '.'}",
+        f"{who} {ended}, without a fingerprint{f': {failure.line}' if failure.line else '.'}",
         "a model that this interpreter loads",
         failure.do
         if failure.cause

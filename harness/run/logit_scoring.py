@@ -171,7 +171,9 @@ def _generate_answers(server: Engine, items: Sequence[Item], answers: Sequence[A
     A record has texts but no ids, so the answer is generated again, and cut where it differs from the recorded one.
     """
     if not items:
-        raise EvidenceError("There is no prompt to score.", "at least one item", "set --logits-prompts to at least 1")
+        raise EvidenceError(
+            "The run has no prompt to score.", "at least one item", "set --logits-prompts to at least 1"
+        )
     recorded = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
 
     def begin(item: Item) -> Generation:

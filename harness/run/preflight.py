@@ -111,7 +111,7 @@ def check_gpu() -> None:
         f"PyTorch {torch.__version__} is built without CUDA"
     )  # fmt: skip
     raise UsageError(
-        f"--device is cuda, and there is no GPU that can be used: {why}.",
+        f"--device is cuda, but no GPU can be used: {why}.",
         "a GPU that nvidia-smi lists, and a CUDA build of PyTorch",
         "use --device=cpu, or fix the driver, CUDA_VISIBLE_DEVICES or PyTorch (nvidia-smi lists what the driver sees)",
     )
@@ -172,7 +172,7 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
             expected = "a reference that computes what the model's layers ask for"
             do = "name another --reference; assay backends --honours shows what each backend does"
             raise UsageError(f"The reference {text}.", expected, do)
-        display.say(f"The {role} {text}.")
+        display.say(f"The {role} {text}.", stays=True)
 
 
 def asked_of(spec: RunSpec, models: Mapping[Role, Path]) -> dict[Role, Mapping[str, str]]:

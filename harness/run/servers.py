@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -176,10 +177,14 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | N
             engine.stop()
 
 
+# The time and the process that a server's line begins with.
+_STAMP = re.compile(r"^\[[^\]]*\]\s*")
+
+
 def _last_words(engines: Sequence[Engine]) -> str:
     """Return the last line, warnings apart, that a server logged which is not ready yet; of several, the last one's."""
     starting = [engine for engine in engines if engine.startup_s is None]
-    lines = [f"{engine.role}: {line}" for engine in starting if (line := engine.last_step())]
+    lines = [f"{engine.role}: {_STAMP.sub('', line)}" for engine in starting if (line := engine.last_step())]
     return lines[-1] if lines else ""
 
 

@@ -48,6 +48,6 @@ SENTENCES: Templates = {
     "each-layer-needed": "each of these layers is needed: with any one of them running the candidate, the task "
     "is wrong again",
     "errors-may-cancel": "more layers of the candidate were better than fewer at least once, so errors cancel or "
-    "there is noise: another choice of layers may also work",
+    "the measurement is noisy: another choice of layers may also work",
     "layer-alone": "layer {layer}: {wrong:if wrong alone|right alone, wrong only together with others}",
 }

@@ -1,4 +1,4 @@
-"""The words of an envelope: which conditions and lengths were compared, and what a verdict does not cover."""
+"""Sentences about coverage: which conditions and lengths were compared, and what a verdict does not cover."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RARE = {"temperature"}
 _NEVER = ("cross attention", "latent KV caches")
 _BEYOND = {
     "new-tokens": "more than {} new tokens at once",
-    "new-behind-prefix": "more than {} new tokens at once behind a cached prefix",
+    "new-behind-prefix": "more than {} new tokens at once after a cached prefix",
     "prefix-tokens": "a cached prefix of more than {} tokens",
     "total-tokens": "sequences of more than {} tokens",
     "batch": "batches of more than {}",
@@ -50,8 +50,8 @@ def _lengths(
     if "extend" in envelope.claimed:
         at = {quantity: met(ranges, BORDER_TOKENS) for quantity, ranges in compared["extend"].items()}
         words["extend"] = (
-            f"extend at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} behind a cached prefix, at "
-            f"{at['prefix-tokens']} cached and at {at['total-tokens']} in all"
+            f"extend (prefill) at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} after a cached prefix, at "
+            f"{at['prefix-tokens']} cached and at {at['total-tokens']} in total"
         )
     if "decode" in envelope.claimed:
         lengths = met(compared["decode"]["total-tokens"], BORDER_TOKENS)
@@ -73,7 +73,7 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
     for phase, values in envelope.reached.items():
         yield from (f"{phase}: {_BEYOND[quantity].format(f'{value:,}')}" for quantity, value in values.items())
     if "decode" not in envelope.claimed:
-        yield "decode by the candidate: it claims none"
+        yield "decode by the candidate: it does not claim decode"
     if extend and not envelope.calls("extend", "chunk", "later chunk"):
         starts = (
             f", which starts beyond {limits.chunk_tokens:,} tokens" if limits.chunk_tokens else ": it is switched off"
@@ -91,7 +91,7 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
                 if limits.graphs[phase] == "disabled"
                 else "calls were compared in passes without; what graphs answered is compared as text"
             )
-    yield f"lengths that no call had: the ends of a block of {BORDER_TOKENS}, and others that each run draws, stand for those in it"
+    yield f"lengths in between: in each block of {BORDER_TOKENS}, its ends and lengths drawn in each run stand for the rest"
     yield f"page sizes other than {limits.page_tokens}"
     for name, phases in envelope.unfelt.items():
         yield f"{_FEATURES[name]} in {listed(phases)}: in some layer they changed no output that was compared"
@@ -126,9 +126,9 @@ _REMEDIES = {
 
 @says
 def _envelope_lacking(parted: int | None, lacking: Sequence[Statement], cause: str, line: str) -> Found:
-    what = "in some layer no call" if parted is None else "no answer"
+    what = "some layer did not compare calls" if parted is None else "answers were not compared"
     before = f", as {counted(parted or 0, 'text')} part before" if cause == "texts part" else ""
-    return Found(f"{what} was compared with {few(list(map(say, lacking)), 4)}{before}; {line}", _REMEDIES[cause])
+    return Found(f"{what} with {few(list(map(say, lacking)), 4)}{before}; {line}", _REMEDIES[cause])
 
 
 @says
@@ -139,12 +139,12 @@ def _envelope_covered(layers: Sequence[tuple[str, int]], line: str) -> Found:
 SENTENCES: Templates = {
     "envelope-not-requested": Found("the suite layers was not requested; {line}", "add layers to --suites"),
     "envelope-answered": Found("{answers:counted answer}; {line}"),
-    "envelope-not-counted": Found("no compared call was counted; {line}", _START_OR_READ),
+    "envelope-not-counted": Found("compared calls were not counted; {line}", _START_OR_READ),
     "envelope-not-answered": Found(
-        "no answer of the candidate's own server to the envelope's requests was compared; {line}", _START_OR_READ
+        "none of the answers of the candidate's own server at the required lengths was compared; {line}", _START_OR_READ
     ),
     "envelope-not-asked": Found(
-        "without the suite {suites:listed} the candidate's server answers no requests of the envelope; {line}",
+        "without the suite {suites:listed} the candidate's server is not asked at the required lengths; {line}",
         "add {suites:listed} to --suites",
     ),
 }

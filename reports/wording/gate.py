@@ -1,4 +1,4 @@
-"""The words of a gate: the candidate beside its accepted baseline, its policy, and its earlier runs."""
+"""Sentences of a gate: the candidate against its accepted baseline, its policy, and its earlier runs."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _policy_weakened(lines: list[str], declared: str) -> Found:
 def _ran_before(runs: int, verdicts: list[tuple[str, int]], last: str) -> Found:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
     return Found(
-        f"{counted(runs, 'earlier run')} beside this one: {counts}; the last is {last}",
-        "judge the treatment by all of its runs: assay runs lists them",
+        f"{counted(runs, 'earlier run')} of the same comparison: {counts}; the last is {last}",
+        "judge by all runs of this comparison: assay runs lists them",
     )
 
 
@@ -79,17 +79,15 @@ SENTENCES: Templates = {
     "against-accepted": "Against the accepted answers:",
     "non-inferior-anyway": "No loss beyond the margin is shown, and the candidate is non-inferior to the reference.",
     "nothing-in-common": "The run and the baseline measured nothing in common.",
-    "policy-strict": "margins, error rates and envelope are the defaults, or stricter",
-    "own-error-grew": "Own error grew most at {where}: {accepted:percent} accepted, {now:percent} now, "
+    "policy-strict": "margins, error rates and compared lengths are the defaults, or stricter",
+    "own-error-grew": "The error grew most at {where}: {accepted:percent} accepted, {now:percent} now, "
     "a factor {above:if above|within} the policy's {line}.",
-    "own-error-growth": Measured(
-        "growth of own error", "{metric.value:times} times", "Largest over layers and conditions"
-    ),
+    "own-error-growth": Measured("growth of the error", "{metric.value:times}", "Largest over layers and conditions"),
     "reference-stored": Found(
         "{name}: {needed:if its answers serve as the reference's; no reference server was started|not needed}"
     ),
     "loss-since-accepted": Measured(
-        "loss of accuracy since it was accepted", "{metric.value:.1f} points", f"Accepted minus now, {BY_BETTING}"
+        "loss of accuracy since it was accepted", "{metric.value:digits} points", f"Accepted minus now, {BY_BETTING}"
     ),
     "suite-required": Found(
         "{ran:if it ran|it did not run}; {line:or a gate requires {required:listed} (default)}",

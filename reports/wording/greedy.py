@@ -1,8 +1,9 @@
-"""The words of greedy texts: how many differ by more than noise, and how erratic the reference itself is."""
+"""Sentences about greedy texts: how many differ by more than rounding, and how erratic the reference itself is."""
 
 from __future__ import annotations
 
 from assay.harness.judge.judgement import Metric
+from assay.harness.text import three_digits
 from assay.reports.wording.logits import explained_by
 from assay.reports.wording.say import Measured, Templates, says
 
@@ -17,9 +18,9 @@ _DECIDED = {
 def _share_of_texts_apart(
     apart: int, texts: int, low: float, high: float, level: float, margin: float, verdict: str
 ) -> str:
-    ends = f"{100 * low:.1f} % to {100 * high:.1f} % with {100 * level:.0f} % confidence"
-    decided = _DECIDED[verdict].format(margin=f"{100 * margin:.1f} %")
-    return f"{apart} of {texts} greedy texts differ by more than noise ({100 * apart / texts:.1f} %; {ends}){decided}."
+    ends = f"{three_digits(100 * low)} % to {three_digits(100 * high)} % with {100 * level:.0f} % confidence"
+    decided = _DECIDED[verdict].format(margin=f"{three_digits(100 * margin)} %")
+    return f"{apart} of {texts} greedy texts differ by more than rounding ({three_digits(100 * apart / texts)} %; {ends}){decided}."
 
 
 @says
@@ -34,27 +35,28 @@ def _close_limit(metric: Metric, factor: float | None, declared: list[str]) -> M
 
 
 SENTENCES: Templates = {
-    "no-texts-compared": "Nothing was compared: there are no greedy texts.",
+    "no-texts-compared": "Nothing was compared, since neither server wrote greedy texts.",
     "reference-texts-not-finite": "The reference's own log-probabilities are not finite in {broken} of {texts} "
     "texts, so nothing can be compared.",
-    "log-probabilities-lacking": "{bare} of {answers} answers came without log-probabilities, or without finite "
-    "ones; use a server that gives them.",
+    "log-probabilities-lacking": "{bare} of {answers} answers came without log-probabilities, or with some that are not finite; "
+    "use a server that returns them.",
     "too-few-texts": "{prompts} distinct prompts were answered; at least {least} are needed for a pass "
     "(--greedy-prompts).",
     "reference-erratic": "The reference is erratic: asked again, {erratic} of {answers} of its answers changed "
-    "by up to {largest:.2g} nats, beyond what noise and {factor:g} times their median explain.",
+    "by up to {largest:.2g} nats, beyond what rounding and {factor:g} times their median explain.",
     "texts-apart": Measured(
-        "texts that differ by more than noise",
-        "{metric.value:.1f} %",
+        "texts that differ by more than rounding",
+        "{metric.value:digits} %",
         "{apart} of {texts} texts: at the first difference, log-odds change by more than the limit, a token is not "
         "among the other's best five, or a log-probability is not finite",
     ),
     "envelope-texts-apart": Measured(
-        "answers over the envelope that differ by more than noise",
+        "answers at the required lengths that differ by more than rounding",
         "{metric.value:.0f} of {answers}",
         "Equal tokens are compared by their log-probabilities",
     ),
-    "envelope-answers-apart": "{apart:count} of {answers} answers over the envelope differ by more than noise: {apart:few 4}.",
+    "envelope-answers-apart": "{apart:count} of {answers} answers at the required lengths differ by more than "
+    "rounding: {apart:few 4}.",
     "reference-floor": Measured(
         "reference's own floor",
         "{metric.value:measured .2g nats}",

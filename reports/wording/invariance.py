@@ -1,4 +1,4 @@
-"""The words of features that must change nothing: what each arm shows, where it parts from its base, and what was not shown."""
+"""Sentences about features that should not affect outputs: what each variant shows, and where it parts from its base."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from assay.harness.verdict import Requirement
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import Cases, Found, Templates, say, says
 
-NO_ARM = "in no arm that was run to its end"
-"""Why a feature is not covered that some arm was to have."""
+NO_ARM = "not in any variant that finished"
+"""Why a feature is not covered although a variant was planned with it."""
 _RUN_AGAIN = "run it again"
 _MORE_MINUTES = "give it more --minutes"
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
@@ -39,7 +39,7 @@ def _feature_changes_output(
     return f"{arm}: {what} where {listed(titles)}{of}{f'; {_each_alone(alone)}' if alone else ''}"
 
 
-_ALONE = {"larger same": "no difference in larger arms", "not run": "not run"}
+_ALONE = {"larger same": "no difference in larger variants", "not run": "not run"}
 
 
 @says
@@ -111,7 +111,7 @@ def _probes_under_fault(means: _Means) -> Found:
 @says
 def _features_not_on(features: list[tuple[str, str]], spent: bool) -> Found:
     do = _MORE_MINUTES if spent else "see why the server switched them off"
-    said = "; ".join(f"{feature}: {why or 'in no arm'}" for feature, why in features)
+    said = "; ".join(f"{feature}: {why or 'not in any variant'}" for feature, why in features)
     return Found(said, f"{do}, or leave them out with --features")
 
 
@@ -133,24 +133,25 @@ def _pairs_covered(mode: str, left_out: list[str]) -> Found:
 SENTENCES: Templates = {
     "arm-distance": "{measure}: mean KL {mean:.3g} nats over {positions:,} positions, at worst {worst:.3g}",
     "probes-answered": Found("{probes:counted probe}, {tokens:,} tokens"),
-    "arm-served-otherwise": "of what its server served (A its base's, B its own), {differs:parts}",
-    "arms-recorded": Found("{ended:if |it ended early, after }{arms:counted arm}", _RUN_AGAIN),
-    "arms-decided": Found("{arms:counted arm}", _MORE_MINUTES),
+    "arm-served-otherwise": "its server (B) differs from its base's (A): {differs:parts}",
+    "arms-recorded": Found("{ended:if |it ended early, after }{arms:counted variant}", _RUN_AGAIN),
+    "arms-decided": Found("{arms:counted variant}", _MORE_MINUTES),
     "features-change-output": "{first}{further:if , and {further:counted further set} of features|}.",
-    "features-change-nothing": "{features:counted feature} in {arms:counted arm} changed nothing in {backend}"
+    "features-change-nothing": "{features:counted feature} in {arms:counted variant} changed nothing in {backend}"
     "{left_out:if ; {left_out:counted pair} left out|}.",
     "arms-served-otherwise": Found(
-        "{first}; {arms:counted arm} in all", "see assay compare of both servers' folders, and run it again"
+        "{first}; {arms:counted variant} in total", "see assay compare of both servers' folders, and run it again"
     ),
     "arms-served-alike": Found(
-        "{parts:if what {servers:counted server} served agrees in {parts:counted part}|every arm ran in the server of its base}"
+        "{parts:if what {servers:counted server} served agrees in {parts:counted part}|every variant ran in the server of its base}"
     ),
     "probes-cut-short": Found(
         "{probes} were not, the first, {first}, with {tokens} of {asked} tokens", "see why in the log of its server"
     ),
     "features-on": Found("{features:counted feature}: {features:commas}"),
     "arms-not-recorded": Found(
-        "{arms:counted planned arm} without a record: {arms:parts 6}", f"{{minutes:if {_MORE_MINUTES}|{_RUN_AGAIN}}}"
+        "{arms:counted planned variant} without a record: {arms:parts 6}",
+        f"{{minutes:if {_MORE_MINUTES}|{_RUN_AGAIN}}}",
     ),
     "shows-nothing": Cases(
         "why",

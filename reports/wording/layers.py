@@ -1,4 +1,4 @@
-"""The words of the layer diff and of the op-level matrix: a kernel's own errors against what noise explains."""
+"""Sentences about the layer diff and the op-level matrix: a kernel's errors against what rounding explains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.judge.judgement import Metric
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid
-from assay.harness.text import one_line, percent, ranges, some, two_digits
+from assay.harness.text import one_line, percent, ranges, some, times
 from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
@@ -23,32 +23,32 @@ def _layers(layers: list[int]) -> str:
 
 
 def _times_noise(worst: float) -> str:
-    """Describe a multiple of a bound: "37x what noise explains"; "not finite"."""
-    return f"{two_digits(worst)}x what noise explains" if math.isfinite(worst) else NOT_FINITE
+    """Describe a multiple of a bound: "37 × what rounding explains", or "not finite"."""
+    return f"{times(worst)} what rounding explains" if math.isfinite(worst) else NOT_FINITE
 
 
 _BEYOND = {
-    "worst-own-error": "the own error is {}, {} what noise explains ({})",
-    "worst-query": "the own error of a query is {}, {} what noise explains ({})",
-    "worst-gain": "the output is scaled by {}, {} what noise explains ({})",
-    "worst-difference": "the outputs differ by {} over all queries, {} what noise explains ({})",
+    "worst-own-error": "the error is {}, {} what rounding explains ({})",
+    "worst-query": "the error of a query is {}, {} what rounding explains ({})",
+    "worst-gain": "the output is scaled by {}, {} what rounding explains ({})",
+    "worst-difference": "the outputs differ by {} over all queries, {} what rounding explains ({})",
 }
 
 
 @says
 def _beyond_noise(test: str, query: list[int] | None, observed: float, bound: float, excess: float) -> str:
-    multiple = f"{two_digits(excess)}x" if math.isfinite(excess) else "beyond"
+    multiple = times(excess) if math.isfinite(excess) else "beyond"
     said = f"at worst {_BEYOND[test].format(percent(observed), multiple, percent(bound))}"
     if query is None:
         return said
     position, prefix, layer, head = query
     of = "all heads together" if head < 0 else f"head {head}"
-    return f"{said}, at position {position} behind {prefix} cached tokens, layer {layer}, {of}"
+    return f"{said}, at position {position} after {prefix} cached tokens, layer {layer}, {of}"
 
 
 @says
 def _own_error_above_policy(value: float | None, line: str) -> str:
-    return f"The largest own error is {_error(value)}, above {line}."
+    return f"The largest error is {_error(value)}, above {line}."
 
 
 @says
@@ -57,16 +57,16 @@ def _own_errors_within(
 ) -> str:
     of = f"{sampled:,} of {queries:,}" if sampled < queries else f"all {queries:,}"
     return (
-        f"The worst own error is {_times_noise(worst)}, that of a single query {two_digits(query)}x, and the worst gain "
-        f"{two_digits(gain)}x, in {cells:,} cells ({of} queries, {passes:,} passes)."
+        f"The worst error is {_times_noise(worst)}, that of a single query {times(query)}, and the worst gain "
+        f"{times(gain)}, in {cells:,} cells ({of} queries, {passes:,} passes)."
     )
 
 
-# Of what a suite measures as a multiple of its bound: title, and what it is.
+# Quantities that a suite measures as multiples of their bounds: title and explanation.
 _WORST = {
-    "own-error": ("worst own error, cells of the layer diff", "Relative L1 against fp64 on the same inputs, by cell"),
+    "own-error": ("worst error, cells of the layer diff", "Relative L1 against fp64 on the same inputs, by cell"),
     "query": (
-        "worst own error, single queries",
+        "worst error, single queries",
         "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
     ),
     "gain": (
@@ -78,24 +78,24 @@ _WORST = {
         "Relative L1 against the reference, by cell, over all queries",
     ),
     "recorded-call": (
-        "worst own error, recorded calls",
+        "worst error, recorded calls",
         "Relative L1 against fp64 on the same inputs, by cell and head, over {calls} recorded calls",
     ),
-    "of-matrix": ("worst own error, op-level calls", "Relative L1 against fp64, over {calls} calls of {shapes}"),
+    "of-matrix": ("worst error, op-level calls", "Relative L1 against fp64, over {calls} calls of {shapes}"),
 }
 
 
 @says
 def _worst(metric: Metric, finite: bool, **over: Any) -> Measured:
     title, explain = _WORST[metric.part]
-    text = "not measured" if metric.value is None else f"{two_digits(metric.value)}x its bound"
+    text = "not measured" if metric.value is None else f"{times(metric.value)} its bound"
     return Measured(title, text if finite else NOT_FINITE, explain.format(**over))
 
 
 @says
 def _largest_own_error(metric: Metric) -> Measured:
     explain = "Relative L1 against fp64 of the worst cell of any layer, over all shadowed calls"
-    return Measured("largest own error", _error(metric.value), explain)
+    return Measured("largest error", _error(metric.value), explain)
 
 
 def _error(value: float | None) -> str:
@@ -111,7 +111,7 @@ _KNOWN = {
 @says
 def _difference_known(how: str, phase: str, layers: list[int]) -> str:
     return (
-        f"difference from the reference, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is no "
+        f"difference from the reference, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is not an "
         "error of the candidate's, which is compared with the truth alone"
     )
 
@@ -160,13 +160,13 @@ def _op_calls_not_tested(missing: list[str]) -> str:
 
 SENTENCES: Templates = {
     "tests-flag": "{flagged:,} of {tests:,} tests flag it",
-    "reference-off": "The reference is off by {times:times}x its own bound.",
-    "error-below-noise": "the own error is {own:percent}, and {noise} costs at least {least:percent} on these "
+    "reference-off": "The reference is off by {times:times} its own bound.",
+    "error-below-noise": "the error is {own:percent}, but {noise} costs at least {least:percent} on these "
     "calls: the kernel probably did not run, or does not quantise what it declares",
-    "inherited-not-traced": "inherited error: {said}",
+    "inherited-not-traced": "error from earlier layers: {said}",
     "call-untested": "truth, layer {layer}: a call could not be compared with it: {said:line}",
     "phase-not-computed": "{phase}: {candidate} does not compute it",
-    "phase-not-seen": "{phase}: no call was seen; calls inside a replayed CUDA graph are not observable",
+    "phase-not-seen": "{phase}: calls were not seen; those inside a replayed CUDA graph cannot be observed",
     "condition-not-seen": "{phase}, {condition}: no such call was seen",
     "calls-not-recorded": "replay pack, layer {layer}: its calls could not be recorded: {said:line}",
     "calls-failed": "layer {layer}, {phase}, {calls:,} calls: {said:line}",
@@ -174,9 +174,9 @@ SENTENCES: Templates = {
         "the candidate did not compute {calls} calls: {said}",
         "fix the candidate so that it computes every call",
     ),
-    "no-question-answered": Found("no question was answered", RESUME),
-    "matrix-absent": Found("no result of it", REPEAT_RUN),
-    "matrix-of-another": Found("a result of {kernel}, not of {candidate}", REPEAT_RUN),
+    "no-question-answered": Found("none of the questions was answered", RESUME),
+    "matrix-absent": Found("the result is missing", REPEAT_RUN),
+    "matrix-of-another": Found("the result is that of {kernel}, not of {candidate}", REPEAT_RUN),
     "matrix-computed": Found("{calls} calls were computed"),
     "found-at": "{where:line}: {claim}.",
     "reference-not-right": "the reference is not right, so it proves nothing about the candidate: {where:line}: {claim}.",
@@ -196,9 +196,9 @@ SENTENCES: Templates = {
         "the server did not report how many tokens were cached",
         "use a server that reports cached tokens (SGLang: --enable-cache-report; vLLM: --enable-prompt-tokens-details)",
     ),
-    "recorded-call-out-of-bounds": "The own error of a recorded call is {worst:noise}.",
+    "recorded-call-out-of-bounds": "The error of a recorded call is {worst:noise}.",
     "op-calls-unexplained": "{failing:counted call} {failing:are} out of bounds, at worst {worst:noise}; no finding explains it.",
-    "op-calls-within": "The worst own error is {worst:noise}, in {calls} calls of {shapes}"
+    "op-calls-within": "The worst error is {worst:noise}, in {calls} calls of {shapes}"
     "{refused:if ; {refused} more were refused|}.",
     "evidence-lacking": Cases(
         "what",

@@ -115,8 +115,8 @@ SENTENCES: Templates = {
     "lengths-no-measure": Cases(
         "why",
         {
-            "failed": Found("A's own verdict is a failure, so its answers are no measure", _RIGHT_RESULT),
-            "gain": Found("B scores better than A, so A's wrong answers are no measure", _RIGHT_RESULT),
+            "failed": Found("A's own verdict is a failure, so its answers do not count", _RIGHT_RESULT),
+            "gain": Found("B scores better than A, so A's wrong answers do not count", _RIGHT_RESULT),
         },
     ),
 }

@@ -44,8 +44,8 @@ _ALL = (
         missing="decode did not run compiled, as --enable-torch-compile asks",
     ),
     _Titles(
-        "same-servers", "the servers differed in the treatment alone",
-        failed="the servers did not differ in the treatment alone",
+        "same-servers", "the servers differed only as intended",
+        failed="the servers differ in more than intended",
     ),
     _Titles(
         "calls-reconciled", "the counted calls are those of the answered requests",
@@ -92,10 +92,13 @@ _ALL = (
         missing="not every suite saw a fault that was seeded in the running servers",
         unchecked="no fault was seeded in the running servers",
     ),
-    _Titles("envelope-covered", "the envelope of the policy was covered", missing="the envelope of the policy was not covered"),
     _Titles(
-        "envelope-served", "the candidate's own server answered over the envelope",
-        missing="the candidate's own server was not compared over the whole envelope",
+        "envelope-covered", "calls of all required lengths were compared",
+        missing="not all required lengths were compared",
+    ),
+    _Titles(
+        "envelope-served", "the candidate's own server answered at all required lengths",
+        missing="the candidate's own server was not compared at all required lengths",
     ),
     _Titles("logits-compared", "the logits were compared", missing="the logits were not compared"),
     _Titles(
@@ -104,8 +107,8 @@ _ALL = (
     ),
     _Titles("required", "a required suite ran", missing="a required suite did not run"),
     _Titles(
-        "repeated", "no run of the treatment came out otherwise before",
-        unchecked="a run of the treatment came out otherwise before",
+        "repeated", "earlier runs of this comparison had the same verdict",
+        unchecked="an earlier run of this comparison had another verdict",
     ),
     _Titles("servers-timed", "both servers were timed", missing="the servers were not timed"),
     _Titles(
@@ -114,15 +117,15 @@ _ALL = (
     ),
     _Titles("chunked", "long prompts were prefilled in chunks"),
     _Titles("shared-prefix", "the shared prefix came from the cache"),
-    _Titles("invariance-ended", "every arm was recorded, up to the last", missing="not every arm was recorded"),
+    _Titles("invariance-ended", "every variant was recorded, up to the last", missing="not every variant was recorded"),
     _Titles("probes-answered", "the base answered every probe to its end"),
     _Titles(
         "base-agrees", "the base agrees with itself in other batches",
         missing="the base does not agree with itself in other batches",
     ),
     _Titles("probes-sensitive", "the probes see a fault that was seeded in the running server"),
-    _Titles("features-on", "every feature was on in some arm"),
-    _Titles("arms-decided", "every arm decided", missing="an arm did not decide"),
+    _Titles("features-on", "every feature was on in some variant"),
+    _Titles("arms-decided", "every variant decided", missing="a variant did not decide"),
     _Titles(
         "files-sound", "nothing in the files speaks against their scores", missing="a file speaks against its own scores"
     ),

@@ -159,7 +159,7 @@ def traced_kernels(traced: PassKernels) -> str:
 
 SENTENCES: Templates = {
     "candidate-never-started": Found(
-        "there is no record of its server",
+        "the record of its server is missing",
         "start it, or restore the files of the run; candidate.log says why one did not start",
     ),
     "not-instrumented": Found(
@@ -172,7 +172,7 @@ SENTENCES: Templates = {
     ),
     "own-kernel-called": "{kernel} {calls:,} calls in {layers} layers",
     "not-both-started": Found(
-        "there is no record of both servers",
+        "a record of the servers is missing",
         "start both, or restore the files of the run; see the servers' logs",
     ),
     "not-started-by-assay": Found("at least one server was not started by assay", "let assay start both servers"),
@@ -195,7 +195,7 @@ SENTENCES: Templates = {
     ),
     "served-otherwise": Found(
         "of what they served (A the reference, B the candidate), {said:parts}",
-        "run again so that only the treatment differs; see assay compare of both",
+        "run again so that the servers differ only as intended; see assay compare of both",
     ),
     "prefill-calls": "layer {layer}{cached_prefix:if  with a cached prefix|}: {calls:,} calls in {passes:,} passes",
     "answers-parsed": Found(

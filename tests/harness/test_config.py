@@ -124,6 +124,16 @@ def test_a_value_out_of_range_names_its_flag_and_what_was_found(name: str, value
     assert repr(first) in error.found
 
 
+@pytest.mark.parametrize(("name", "says"), [("qestions", "did you mean 'questions'?"), ("given_by", "remove it")])
+def test_a_name_that_a_run_does_not_have_is_refused_with_the_nearest(name: str, says: str) -> None:
+    with pytest.raises(UsageError, match=name) as raised:
+        RunSpec.of(reference="triton", candidate="mine:forward", **{name: 5})
+    assert "one of alpha, baselines" in raised.value.expected
+    assert raised.value.do == says
+    with pytest.raises(UsageError, match="--questions is 0"):
+        RunSpec.of(reference="triton", candidate="mine:forward", questions=0)
+
+
 def test_an_unknown_field_is_refused() -> None:
     assert "--nonsense" in failure(nonsense=1).found
 

@@ -30,9 +30,9 @@ def test_a_readers_own_fault_says_what_is_not_whole_and_keeps_its_cause() -> Non
 
 def test_a_pipe_a_device_and_a_file_that_is_too_large_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
-    with pytest.raises(EvidenceError, match="is no regular file"):
+    with pytest.raises(EvidenceError, match="is not a regular file"):
         read_manifest(tmp_path)
-    with pytest.raises(EvidenceError, match="is no regular file"):
+    with pytest.raises(EvidenceError, match="is not a regular file"):
         whole_file(Path("/dev/zero"))
     sparse = tmp_path / "sparse"
     sparse.touch()
@@ -48,7 +48,7 @@ def test_a_pipe_among_files_that_are_ingested_is_said_to_be_one_and_hides_no_oth
     (tmp_path / "good.json").write_text('{"results": {"mmlu": {"acc,none": 0.5}}, "config": {}}')
     call("ingest", tmp_path / "pipe.log", tmp_path / "good.json")
     captured = capsys.readouterr()
-    assert "is no regular file" in captured.out + captured.err
+    assert "is not a regular file" in captured.out + captured.err
     assert "good.json" in captured.out
 
 

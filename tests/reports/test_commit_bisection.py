@@ -55,9 +55,9 @@ def test_the_page_names_the_commit_and_shows_every_probe() -> None:
     assert f"{HASHES[11][:12]} is the culprit among 20 commits." in html
     assert f"Checked: the commit was bad; its parent {HASHES[10][:12]} was skip." in html
     assert "Note: 1 commit could not be classified." in html
-    assert "call 0, head 1: own error 0.4\N{NO-BREAK SPACE}%, 0.4 times its bound" in html
+    assert "call 0, head 1: error 0.4\N{NO-BREAK SPACE}%, 0.4 times its bound" in html
     assert "attn.py | 2 +-" in html
-    assert html.count("own error not finite, not finite") == 1
+    assert html.count("error not finite, not finite") == 1
     assert html.count("<tr>") == 1 + 4
 
 

@@ -11,6 +11,7 @@ from assay.harness.judge.report import Report
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, CheckStatus, Requirement
 from assay.reports import junit
+from assay.reports.document import Document
 from assay.reports.run_report import run_document
 from assay.reports.wording.verdict import headline
 
@@ -47,6 +48,12 @@ def test_only_a_pass_is_green(examples: ModuleType, verdict: str, outcome: str |
         assert report.reproduce in (result.text or "")
     assert ("failure" in _outcomes(text)) == (verdict == "regression")
     assert ({"failure", "error"} & set(_outcomes(text)) == set()) == (verdict == "pass")
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(0, "passed"), (1, "failure"), (3, "error")])
+def test_a_document_without_suites_is_as_green_as_its_exit_code(code: int, outcome: str) -> None:
+    document = Document(command="runs", title="", verdict="regression", headline="The newest", body=[], exit_code=code)
+    assert _outcomes(junit.to_junit(document)) == [outcome]
 
 
 @pytest.mark.parametrize("verdict", ["regression", "inconclusive", "error"])

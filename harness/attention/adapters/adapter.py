@@ -1,4 +1,4 @@
-"""An adapter: what turns a function with a signature of its own into a kernel of the contract."""
+"""An adapter turns a function with another signature into a kernel of the contract."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ROUNDED_Q, ROUNDED_K = "max_seqlen_q rounded up", "max_seqlen_k rounded up"
 """To what a CUDA graph holds: all rows of the batch, and the length of the context."""
 PAGED = "with block table"
 """K and V lie in a paged cache. Where pages have one of several sizes, the way is ``with block table: pages of 16 tokens``."""
-# What an error about the size of a page says.
-_SIZE_WORDS = ("page size", "page_size", "block size", "block_size")
+SIZE_WORDS = ("page size", "page_size", "block size", "block_size")
+"""What an error about the size of a page says."""
 # Tokens up to which an engine's graphs compute, unless a call is longer.
 _CONTEXT = 4096
 
@@ -53,7 +53,7 @@ class Parameters:
     any_name: bool = False
 
     def first(self, names: Iterable[str]) -> str:
-        """Return the first of some names that is one of them; empty if none is."""
+        """Return the first of some names that is a parameter, or an empty string."""
         return next((name for name in names if name in self.names), "")
 
     @classmethod
@@ -108,7 +108,7 @@ FP8_PER_TENSOR = ("stored_kv: e4m3 per tensor", "stored_kv: e5m2 per tensor")
 
 
 def scales_of(call: AttentionCall, forms: Sequence[str] = FP8_PER_TENSOR) -> tuple[Tensor, Tensor] | None:
-    """Return the scales of a call's stored K and V, each float32 [1], or [num_kv_heads] if they are per head; None for none.
+    """Return the scales of a call's stored K and V, each float32 [1], or [num_kv_heads] if they are per head, or None.
 
     Args:
         call: the call.
@@ -146,16 +146,16 @@ class Adapter:
     Attributes:
         name: of the signature. Two functions of one package may share a name.
         passes: parameters that are passed in every call. A function that has them all has the signature.
-        asks: for each feature of a call, or form of one, the parameters of which one passes it on; none where a parameter of
+        asks: for each feature of a call, or form of one, its parameters, any of which passes it on; empty where a parameter of
             `passes` does.
         lay_out: lays a call out.
         phases: phases that such a function computes.
         also: other parameters that are passed if the function has them.
-        ways: for each of `CallSpec.ways` that it takes, the parameters of which one is passed for it, or left out; none where
+        ways: for each of `CallSpec.ways` that it takes, its parameters, one of which is passed or left out; empty where
             parameters of `passes` get other values. Other words in an error that refuses it may follow.
         in_fewer_bits: features that such a function computes with Q and weights in fewer bits, too: they are passed on to one that
             declares a noise family alone.
-        pages: sizes of pages that a function with some parameters takes, by its own rules; none for one size.
+        pages: page sizes that a function with these parameters accepts; empty if it accepts one size.
     """
 
     name: str
@@ -201,7 +201,7 @@ class Adapter:
         """Return True if an error says that the function does not have a way: of the size of pages, an error of any type may."""
         name, _, size = way.partition(": ")
         plain = isinstance(error, AssertionError | NotImplementedError)
-        words = (*(self.ways[name] if plain else ()), *(_SIZE_WORDS if size else ()))
+        words = (*(self.ways[name] if plain else ()), *(SIZE_WORDS if size else ()))
         return any(word in str(error).lower() for word in words)
 
     def names(self, asked: Sequence[str]) -> Iterator[str]:
@@ -222,7 +222,7 @@ class Adapted:
     Attributes:
         assay: its own declaration, with the phases and the features that its signature has.
         function: the function.
-        lacks: ways of being called that the function said it does not have, and what it said.
+        lacks: ways of being called that the function rejected, with its messages.
     """
 
     def __init__(self, function: Any, adapter: Adapter, parameters: Parameters) -> None:
@@ -269,7 +269,7 @@ class Adapted:
 
 
 class _Noted:
-    """A function, or a class whose instances are planned and run, that notes the names of what it is passed and asked for."""
+    """A function or planned class that notes the names of its arguments and of the attributes that are read."""
 
     def __init__(self, called: Any, names: set[str]) -> None:
         self._called, self._names = called, names
@@ -285,7 +285,7 @@ class _Noted:
 
 
 def scaled(call: AttentionCall, name: str) -> dict[str, Any]:
-    """Return the scale of a call by the name of its parameter; nothing where the call is to be made without it, and may be."""
+    """Return the scale of a call by the name of its parameter; or nothing where the call can be made without it."""
     default = WITHOUT_SCALE in call.spec.ways and call.scale == call.q.shape[2] ** -0.5
     return {} if default else {name: call.scale}
 

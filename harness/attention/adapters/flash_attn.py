@@ -95,7 +95,7 @@ def _computed(function: Any, passed: dict[str, Any], call: AttentionCall) -> Ten
 def _pages(parameters: Parameters) -> tuple[int, ...]:
     """Return sizes of pages that a function takes: first that of engines."""
     if "page_table" in parameters.names:
-        return 128, 64  # FlashAttention 4 copies pages that are no tile of 128 keys in a way of their own
+        return 128, 64  # FlashAttention 4 copies pages that are not a tile of 128 keys in another way
     # vLLM's fork takes multiples of 16, and FlashAttention 2 of 256
     return (16, 32) if "seqused_k" in parameters.names else (256, 512)
 

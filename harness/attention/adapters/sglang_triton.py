@@ -29,7 +29,7 @@ from assay.harness.attention.paging import paged
 # Parts into which decode splits the keys of a sequence, as SGLang's `--triton-attention-num-kv-splits`.
 _SPLITS = 8
 _UNEQUAL = "with unequal splits"
-# Not e5m2: what casting Q and weights to that costs is no noise family that has a name.
+# Not e5m2: the cost of casting Q and weights to it is not a named noise family.
 _STORED = ("stored_kv: e4m3 per tensor",)
 
 

@@ -21,13 +21,13 @@ from assay.harness.attention.oracle import Request, attend, requests
 _Severity = Literal["warning", "serious"]
 Batch = list[Request]
 Change = Callable[[Request], "Request | Tensor | None"]
-"""What a bug makes of a sequence: the request changed (attention is then computed as usual), or its output for the queries that are
-asked for; None where the bug cannot show."""
+"""The effect of a bug on a sequence: a changed request (attention is then computed as usual), or its output for the queries that
+are asked for, or None where the bug cannot show."""
 _BatchChange = Callable[[Batch, int], "Request | Tensor | None"]
 """The same of sequence b of a batch, where the others matter."""
 Form = Literal["sequence", "heads", "batch"]
-"""What a function takes: "sequence", (q, k, v, scale); "heads", the same with fewer kv heads than q heads; "batch", (q, k, v,
-starts, b, scale) with k and v of the whole batch, of which sequence b has the rows starts[b] to starts[b + 1]."""
+"""The arguments of a function: "sequence", (q, k, v, scale); "heads", the same with fewer kv heads than q heads; "batch", (q, k, v,
+starts, b, scale) with k and v of the whole batch; sequence b has the rows starts[b] to starts[b + 1]."""
 LEAK = "leak"
 """The kind of every bug by which one request reads another's data. It is reported first, even if others fit better."""
 # Where wrong and right code differ in a template.
@@ -66,14 +66,14 @@ class Bug:
         id: stable, unique name, kebab-case.
         title: name in prose.
         about: what goes wrong, as a sentence without its full stop.
-        does: what a kernel with the bug does, in words that follow its name.
+        does: the predicate of a sentence whose subject is a kernel with the bug.
         kind: id of a group of variants, such as all sizes of a sliding window.
-        compute: (call, rows) -> output of a kernel with the bug, float64 [rows, num_q_heads, head_dim_v]; None where the bug
+        compute: (call, rows) -> output of a kernel with the bug, float64 [rows, num_q_heads, head_dim_v], or None where the bug
             cannot show on the call. The rows are packed query rows, int64, in increasing order; without them all are computed.
-        code: wrong and right code; None for what is estimated from outputs, such as a scale.
+        code: wrong and right code, or None for a bug estimated from outputs, such as a scale.
         severity: "serious", or "warning" for a bug that only costs precision.
         reports: public reports of such a bug, "owner/repository#number" or with "!" for a pull request.
-        measured: what the bug cost where it was measured; empty if it was not.
+        measured: the measured cost of the bug, or an empty string.
     """
 
     id: str
@@ -99,9 +99,10 @@ def changing_in_batch(change: _BatchChange) -> Compute:
 
 
 def _changed_output(change: _BatchChange, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
-    """Compute the output of a call on which a bug shows; None where it shows in no sequence. See `Bug.compute`."""
+    """Compute the output of a call on which a bug shows, or None where no sequence shows it. See `Bug.compute`."""
     batch = requests(call, rows)
-    changed = [change(batch, b) if r.len_q else None for b, r in enumerate(batch)]  # no query, no output to differ
+    # Without a query there is no output to differ; without a key none is defined.
+    changed = [change(batch, b) if r.len_q and r.len_k else None for b, r in enumerate(batch)]
     if all(c is None for c in changed):
         return None
     outs = [c if isinstance(c, Tensor) else attend(r if c is None else c) for r, c in zip(batch, changed, strict=True)]

@@ -47,5 +47,5 @@ BY_ID = {bug.id: bug for bug in FAMILY}
 
 
 def public_reports(hypothesis: str) -> tuple[str, ...]:
-    """Give the addresses of public reports of a known bug; empty if none is known."""
+    """List the addresses of public reports of a known bug."""
     return links(*BY_ID[hypothesis].reports) if hypothesis in BY_ID else ()

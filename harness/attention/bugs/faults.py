@@ -62,15 +62,15 @@ def fault(
     Args:
         hypothesis: id of a hypothesis of `assay.harness.attention.bugs.family.FAMILY`, such as "mask-top-left".
         base_kernel: computes everything else.
-        layers: layers with the bug; None for all.
-        heads: q heads with the bug; None for all.
-        when: (new tokens, cached prefix) of a sequence -> whether it has the bug; None for all sequences.
+        layers: layers with the bug, by default all.
+        heads: q heads with the bug, by default all.
+        when: (new tokens, cached prefix) of a sequence -> whether it has the bug; by default every sequence has it.
 
     Raises:
-        KeyError: there is no such hypothesis; the message lists those that exist.
+        KeyError: the hypothesis does not exist; the message lists those that do.
     """
     if hypothesis not in BY_ID:
-        raise KeyError(f"there is no hypothesis {hypothesis!r}; expected one of {', '.join(BY_ID)}")
+        raise KeyError(f"unknown hypothesis {hypothesis!r}; expected one of {', '.join(BY_ID)}")
 
     def kernel(call: AttentionCall) -> Tensor:
         out = tensor_of(base_kernel(call))

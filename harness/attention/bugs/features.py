@@ -57,7 +57,7 @@ def attend(q, k, v, scale):  # v is the first 512 dims of k; the last 64 have Ro
 _window_code = partial(code, MASKED, right=f"{RIGHT_MASK}.triu(keys - new - {WINDOW - 1})")
 _cap_code = partial(code, _CAPPED, right=f"cap * (scale * products / cap).tanh(){_HIDDEN}")
 _sink_code = partial(code, _SUNK, right=" + sink.exp()")
-# Wrong and right code. What is stored, and what drafts and positions are, the functions of `Code` are not given.
+# Wrong and right code. The functions of `Code` do not get stored values, drafts or positions.
 _CODE = {
     "window-one-key-fewer": _window_code(f"{RIGHT_MASK}.triu(keys - new - {WINDOW - 2})"),
     "window-one-key-more": _window_code(f"{RIGHT_MASK}.triu(keys - new - {WINDOW})"),
@@ -87,7 +87,7 @@ def _of_calls(feature: str, change: _CallChange) -> Compute:
 
 
 def _of_sequences(feature: str, output: Callable[[Request], Tensor]) -> Compute:
-    """Compute each sequence of a call that asks for a feature by a formula of its own."""
+    """Compute each sequence of a call that asks for a feature by a separate formula."""
 
     def compute(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
         if feature not in call.features:
@@ -146,7 +146,7 @@ def _padding_counted(call: AttentionCall, rows: Tensor | None = None, /) -> Tens
 
 
 _Scaled = tuple[str, int]
-"""Whose scale multiplies what is stored, and to which power: 0 where it is missing, 2 where it is applied twice."""
+"""Whose scale multiplies the stored values, and to which power: 0 where it is missing, 2 where it is applied twice."""
 
 
 def _stored(k: _Scaled | None = None, v: _Scaled | None = None, shift: tuple[int, ...] = (0, 0, 0)) -> Compute:
@@ -172,7 +172,7 @@ def _without_rope_dims(call: AttentionCall) -> AttentionCall:
 
 
 def _few_keys(r: Request) -> Tensor:
-    """Take the number of pages, of which each key is the first, for that of keys."""
+    """Take the number of pages for that of keys, each key being the first of a page."""
     keys = torch.arange(r.len_k, device=r.q.device)
     return attend(replace(r, visible=r.visible & (keys < -(-r.len_k // _PAGE))))
 
@@ -226,13 +226,13 @@ BUGS = (
     _bug("padding", "padding-counted", "padded rows counted", "rows of q that belong to no sequence count as the last one's",
         "counts padded rows as queries of the last sequence", _padding_counted,
         ("sgl-project/sglang#9806", "sgl-project/sglang#10414")),
-    _of_stored("stored-k-scale-missing", "scale of stored K missing", "k is what is stored, without its scale",
+    _of_stored("stored-k-scale-missing", "scale of stored K missing", "k is the stored values, without their scale",
         "does not scale the stored K", _stored(k=("k", 0)),
         ("NVIDIA/TensorRT-LLM#16916",)),
-    _of_stored("stored-v-scale-missing", "scale of stored V missing", "v is what is stored, without its scale",
+    _of_stored("stored-v-scale-missing", "scale of stored V missing", "v is the stored values, without their scale",
         "does not scale the stored V", _stored(v=("v", 0)),
         ("NVIDIA/TensorRT-LLM#16916",)),
-    _of_stored("stored-scales-missing", "scales of stored K and V missing", "k and v are what is stored, without their scales",
+    _of_stored("stored-scales-missing", "scales of stored K and V missing", "k and v are the stored values, without their scales",
         "does not scale the stored K and V",
         _stored(("k", 0), ("v", 0)),
         ("NVIDIA/TensorRT-LLM#16916", "sgl-project/sglang#33915")),

@@ -25,7 +25,7 @@ _PARTS = (("keys", "k", "rows", "own"), ("values", "v", "own", "rows"), ("keys a
 
 
 def _neighbour(batch: Batch, b: int, by: int) -> Request | None:
-    """Return the request `by` further in the batch; None beyond its ends."""
+    """Return the request `by` further in the batch, or None beyond its ends."""
     return batch[b + by] if 0 <= b + by < len(batch) else None
 
 

@@ -1,4 +1,4 @@
-"""Bugs of log-sum-exps. What they compute is no output, so they are no part of the family of hypotheses of outputs."""
+"""Bugs of log-sum-exps. They do not change outputs, so they are not hypotheses about outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import log_sum_exp
 
 _Change = Callable[[AttentionCall], "Tensor | None"]
-"""A call -> the log-sum-exps of a kernel with the bug, float64 [total_q, num_q_heads]; None where it cannot show."""
+"""A call -> the log-sum-exps of a kernel with the bug, float64 [total_q, num_q_heads], or None where it cannot show."""
 
 
 def _of_some(change: _Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
@@ -73,7 +73,7 @@ BUGS = (
          "the maximum that is added to the logarithm of the sum is that of unscaled scores",
          "adds the maximum of unscaled scores to log-sum-exps", _maximum_unscaled),
     _bug("lse-without-maximum", "log-sum-exp without the maximum",
-         "what was subtracted from the scores before their exponentials is not added to the logarithm of their sum",
+         "the value subtracted from the scores before the exponentials is not added back to the logarithm of their sum",
          "returns log-sum-exps without the maximum", _without_maximum),
     _bug("lse-without-sinks", "log-sum-exp without the sinks", "the log-sum-exp leaves out the sink, which divides the output",
          "leaves sinks out of log-sum-exps", _without_sinks),

@@ -18,7 +18,7 @@ _SPLIT = 64
 
 
 def _first_sequence_alone(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
-    """Write the merged rows of the first sequence alone: those of the others keep what was there, which need not be finite."""
+    """Write the merged rows of the first sequence alone: the other rows keep their old contents, which need not be finite."""
     ends = [end for end, new in zip(call.cu_seqlens_q.tolist()[1:], call.lens_q, strict=True) if new]
     if len(ends) < 2 or max(call.lens_k) <= _SPLIT:
         return None

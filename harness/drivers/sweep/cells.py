@@ -47,7 +47,7 @@ def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> lis
         for name in names:
             if name not in options and not (name == DEVICE_AXIS and where == "axis"):
                 raise UsageError(
-                    f"The {where} {name} is no option of assay {spec.command}.",
+                    f"The {where} {name} is not an option of assay {spec.command}.",
                     f"one of {', '.join([*options, *([DEVICE_AXIS] if where == 'axis' else [])])}",
                     did_you_mean(name, [*options]) or f"see assay {spec.command} -h",
                 )

@@ -90,7 +90,7 @@ class SweptCell(Part):
     axes: dict[str, str] = Field(description="value by name of axis, without secrets")
     verdict: Verdict | None = Field(None, description="null for a cell that did not run")
     headline: str = Field("", description="the result in a sentence")
-    problem: str = Field("", description="why there is no result")
+    problem: str = Field("", description="why the result is missing")
     seconds: float = 0.0
     environment: dict[str, str] = Field(
         {}, description="versions where it ran: Python, assay, packages that can change a result"
@@ -123,7 +123,7 @@ def make_spec(source: str, sets: Sequence[str]) -> SweepSpec:
     if source not in COMMANDS and not Path(source).is_file():
         expected = f"a sweep.toml, or one of {', '.join(COMMANDS)} with --set"
         near = did_you_mean(source, COMMANDS) or "check the path; docs/sweeps.md has an example"
-        raise UsageError(f"There is no file {source}.", expected, near)
+        raise UsageError(f"The file {source} does not exist.", expected, near)
     given: dict[str, Any] = {"command": source} if source in COMMANDS else read_toml(Path(source))
     axes: dict[str, list[str]] = {}
     for word in sets:

@@ -1,4 +1,4 @@
-"""What is attached to a server's model: shadow, layer substitution, faults and trace, switched by the control.
+"""Attachments of a server's model: shadow, layer substitution, faults and trace, switched by the control.
 
 An engine's adapter gives each call to `Attachment.output`. The control (`assay.harness.engines.inside.control`) is read when a
 forward pass starts. While everything is off, a call costs one more comparison.
@@ -49,7 +49,7 @@ class Attachment:
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``), which holds the control.
         shadow: runs the candidate while the control says `shadow`.
-        candidate: computes the output of the layers that the control names; None if the server has none.
+        candidate: computes the output of the layers that the control names, or None if the server has no candidate.
         tracer: keeps outputs while the control names a trace.
         faults: seeds the fault that the control names.
         faulty: the shadow of a candidate with that fault.
@@ -144,7 +144,7 @@ class Attachment:
     def _substituted(self, call: ObservedCall, out: Tensor, reference: str) -> Tensor:
         """Return the candidate's output in the shape of `out`, and count the call; `out` in a phase that it does not compute.
 
-        The reference ran first, so K and V are in the pool. There is no silent fallback: a candidate that raises, or returns an
+        The reference ran first, so K and V are in the pool. It never falls back silently: a candidate that raises, or returns an
         output of another size or dtype, stops the server.
         """
         if self._candidate is None:

@@ -52,7 +52,7 @@ _POLL_INTERVAL_S = 0.05
 
 
 class TracedRequest(Record):
-    """A request of which a trace has whole calls: what attention is given, what it reads, and what it returns.
+    """A request whose calls a trace records whole: the inputs of attention, the keys and values it reads, and its output.
 
     Attributes:
         request: the engine's id. Other requests of its batches are not kept.
@@ -71,16 +71,17 @@ class Control(Record):
         shadow: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switching it
             off and on again starts a new session, which forgets the one before.
         substitute: layers in which the model uses the candidate's output, in the phases that the candidate computes.
-        trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label
+        trace: label under which attention outputs are kept, or empty to keep none. Letters, digits, ``.``, ``_`` and ``-``. A label
             serves one request; the next request needs a new label.
-        traced: the request that is traced, in whatever batch it is, with its inputs; None for the only one of every pass, without.
-        fault: id of a fault of `assay.harness.attention.bugs.family.BY_ID` that outputs have; empty for none. With
-            `shadow`, only those of the candidate in the shadow have it, in a session of its own; otherwise those that the model
+        traced: the request that is traced, in whatever batch it is, with its inputs; by default the only one of every pass, without
+            inputs.
+        fault: id of a fault of `assay.harness.attention.bugs.family.BY_ID` that outputs have, or empty without a fault. With
+            `shadow`, only those of the candidate in the shadow have it, in a separate session; otherwise those that the model
             uses.
-        profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no
+        profile: label under which the kernels of one pass of each kind are listed, or empty. Same characters. It needs no
             attached candidate.
-        fingerprint: label under which each process writes the fingerprint of what it serves, once, after its next pass; empty for
-            none. Same characters. It needs no attached candidate.
+        fingerprint: label under which each process writes the fingerprint of what it serves, once, after its next pass, or empty
+            for none. Same characters. It needs no attached candidate.
     """
 
     shadow: bool = False
@@ -93,7 +94,7 @@ class Control(Record):
 
     @property
     def observes(self) -> bool:
-        """True if what is attached to the calls has something to do. A profile has not: it lists the kernels of any pass."""
+        """True if the control asks for something at the calls. A profile does not: it lists the kernels of any pass."""
         return self.shadow or bool(self.substitute or self.trace or self.fault)
 
     @property
@@ -121,7 +122,8 @@ class Setting(Record):
 
     Attributes:
         token: identifies this setting.
-        session: identifies the shadow session. It stays the same while successive settings keep the shadow on; empty if it is off.
+        session: identifies the shadow session. It stays the same while successive settings keep the shadow on, and is empty if it
+            is off.
         control: what the server does.
     """
 
@@ -185,7 +187,7 @@ def substitution_folder(folder: Path, token: str) -> Path:
 
 
 def _session(folder: Path, fault: str) -> str:
-    """Return the running shadow session with this fault; empty if none or damaged: the file is about to be replaced."""
+    """Return the running shadow session with this fault, or an empty string: a damaged file is about to be replaced."""
     try:
         setting = read_setting(folder)
         return setting.session if setting.control.fault == fault else ""
@@ -194,7 +196,7 @@ def _session(folder: Path, fault: str) -> str:
 
 
 def latest_write_request(folder: Path) -> str:
-    """Read the token of the latest write request; empty if there was none."""
+    """Read the token of the latest write request, or an empty string."""
     try:
         return (folder / FOLDER / _WRITE_REQUEST).read_text()
     except FileNotFoundError:

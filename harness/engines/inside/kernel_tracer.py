@@ -67,14 +67,14 @@ class KernelTracer:
         """Whether the current pass is traced."""
 
     def served_by(self, backend: str, declared: Declaration) -> None:
-        """Note the attention backend of the passes, and what its kernel declares."""
+        """Note the attention backend of the passes, and the declaration of its kernel."""
         self._backend, self._declared = backend, declared
 
     def run(self, forward: Callable[[], Any], kind: Callable[[], tuple[str, bool] | None]) -> Any:
         """Run a pass, and trace it if the control names a profile that has no pass of its kind yet.
 
         Args:
-            kind: returns its phase, and whether it has a cached prefix; None for what is neither phase or serves no request.
+            kind: returns its phase, and whether it has a cached prefix, or None for a pass of neither phase or without requests.
         """
         label = self._reader.latest().control.profile
         if label != self._label:
@@ -195,7 +195,7 @@ def _interpreter_launches(note: Callable[[Any], None]) -> Iterator[None]:
 
 
 def _triton_functions(package: str) -> tuple[str, ...]:
-    """Return the names of the Triton functions that the imported modules of a distribution define; empty without one."""
+    """Return the names of the Triton functions that the imported modules of a distribution define; without one the set is empty."""
     if not package or "triton" not in sys.modules:
         return ()
     from triton.runtime.jit import KernelInterface

@@ -82,8 +82,8 @@ class Meter:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        kind: what is counted: backend, kernel and phase, who delegated it, and whether it is interpreted; prefix and graphs are not
-            set.
+        kind: the key of a counter: backend, kernel and phase, who delegated it, and whether it is interpreted; prefix and graphs
+            are not set.
         device: torch device on which it computes.
     """
 

@@ -1,4 +1,4 @@
-"""What is observed inside of a server: calls at a boundary of its model, and the forward pass that they belong to.
+"""Observations inside a server: calls at a boundary of its model, and the forward pass that they belong to.
 
 Nothing here knows an engine. An engine's adapter gives each call to `assay.harness.engines.inside.attachment`.
 """
@@ -79,11 +79,11 @@ class ObservedCall(Protocol):
         """Describe the pass. Raises KernelRefused if the contract cannot express it."""
 
     def own(self) -> tuple[Tensor, Tensor] | None:
-        """Return K and V of the new tokens as the layer gave them, [tokens, kv heads, dims]; None where it gives none."""
+        """Return K and V of the new tokens as the layer gave them, [tokens, kv heads, dims], or None."""
 
     @property
     def given(self) -> tuple[Tensor, Tensor] | None:
-        """Return what `own` does where the cache stores it in fewer bits; None elsewhere."""
+        """Return the K and V of `own` where the cache stores them in fewer bits, else None."""
 
     def pack(self, who: str) -> AttentionCall:
         """Gather the tensors as a call of the kernel contract for `who`. Raises KernelRefused for what that cannot express."""

@@ -107,18 +107,19 @@ class PackWriter:
         """Keep a copy of a call: as the worst of its layer and phase if an error is given, else as a sample.
 
         A call that is too large is cut to one sequence, and then to one kv head with its q heads; the condition of the kept
-        sequence does not change. What is still too large is cut to some of its queries, from the first to the worst if they fit,
+        sequence does not change. A sequence that is still too large is cut to some of its queries, from the first to the worst if
+        they fit,
         with the keys that they see: as if its new tokens had ended there. Only if that is too large as well do the queries
         before count as cached prefix.
 
         Args:
             call: the call, of the layer and phase that its spec names.
             reference: the reference's output, [total_q, num_q_heads, head_dim_v].
-            relative_l1: the candidate's largest relative L1; None for a sample.
+            relative_l1: the candidate's largest relative L1, or None for a sample.
             worst_at: sequence, q head and query of the sequence to keep if the call is cut.
             first_head: the call's first q head's number in the model.
-            candidate: the candidate's output in the same shape; None if it did not compute the call.
-            prefix: cached prefix of each sequence, where the call has only the last keys of some; None for those of the call.
+            candidate: the candidate's output in the same shape, or None if it did not compute the call.
+            prefix: cached prefix of each sequence, where the call has only the last keys of some; by default those of the call.
         """
         outputs = {"reference": reference} if candidate is None else {"reference": reference, CANDIDATE: candidate}
         prefix = tuple(call.prefixes if prefix is None else prefix)

@@ -52,7 +52,7 @@ _MAX_PASSES = 256  # kept in memory until the worst cases among them are resolve
 
 
 def _beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
-    """Return the noise family of an engine's own backends: beside a cache of fewer bits they store q and weights so too."""
+    """Return the noise family of an engine's own backends: with a cache of fewer bits they store q and weights in as few."""
     return BESIDE_FP8 if stored else ""
 
 
@@ -88,13 +88,13 @@ class Shadow:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        candidate: what runs in the shadow; None to only record.
-        new_writer: creates the pack writer of a session, which replaces the pack of the session before; None to record nothing.
+        candidate: the kernel that runs in the shadow, or None to only record.
+        new_writer: creates the pack writer of a session, which replaces the pack of the session before, or None to record nothing.
         rank: rank of this process among those that share the heads (tensor parallelism).
         ranks: number of these processes.
         clock: a clock, in seconds.
-        native_noise: returns the noise family of backends of the engine in a phase, beside a cache of fewer bits or not.
-        limits: of the engine; with them, compared calls are counted by the conditions of an envelope.
+        native_noise: returns the noise family of backends of the engine in a phase, with a cache of fewer bits or without.
+        limits: of the engine; with them, compared calls are counted by the conditions of a verdict.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Shadow:
         """
         self._writer = self._new_writer() if self._new_writer else None
         self._counting = EnvelopeCounting(self._limits) if self._limits else None
-        # What is written at intervals and kept until the session ends: sums by layer, or by layer and phase, each made at its
+        # Written at intervals and kept until the session ends: sums by layer, or by layer and phase, each made at its
         # first call; of a candidate that did not compute a call, or could not be compared or recorded, the first reason.
         self._phases: tuple[str, ...] = ()
         self._noise = ""
@@ -136,7 +136,7 @@ class Shadow:
         self._cases: dict[tuple[int, Phase], WorstCase] = {}
         self._passes: dict[int, ForwardPass] = {}
         # Of the pass that goes on, set by `_enter` at its first call: conditions of its queries (on the host and on the device),
-        # which of them are compared with the truth, and its conditions in an envelope.
+        # which of them are compared with the truth, and its conditions in a verdict.
         self._pass: ForwardPass | None = None
         self._numbers = self._rows = np.empty(0, np.int64)
         self._conditions = torch.empty(0, dtype=torch.int64)
@@ -160,7 +160,7 @@ class Shadow:
             self.note_failure(call.layer, call.phase, error)
 
     def _run(self, call: ObservedCall, out: Tensor) -> Tensor | None:
-        """Compute the candidate's output, [tokens, heads, head_dim_v]; None if it raised or does not compute the phase."""
+        """Compute the candidate's output, [tokens, heads, head_dim_v], or None if it raised or does not compute the phase."""
         if self._candidate is None:
             return None
         try:
@@ -221,7 +221,7 @@ class Shadow:
         try:
             packed = call.pack("the oracle")
             stored = packed.stored is not None
-            given = call.given if stored else None  # layers may not read what is stored
+            given = call.given if stored else None  # layers may not read the stored values
             if given is not None:
                 check_stored(packed, *given)
             if (layer, call.phase) not in self._truth:
@@ -241,7 +241,7 @@ class Shadow:
             self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
     def _reference_noise(self, phase: Phase, stored: bool) -> str:
-        """Return the noise family of the serving backend in a phase that it computes itself; empty for what it delegates."""
+        """Return the noise family of the serving backend in a phase that it computes itself, else an empty string."""
         own = [Backend.parse(name) for name in self.references]
         declared = next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
         computes = any(backend.is_kernel and phase in backend.phases for backend in own)

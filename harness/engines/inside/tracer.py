@@ -35,7 +35,7 @@ class _Pending:
         positions: of each row in its request, int64 [rows].
         tokens: ids, [rows].
         last: whether the last of them is the last that is wanted of the request.
-        tensors: what is kept, by name in the file.
+        tensors: the tensors to write, by name in the file.
     """
 
     phase: Phase
@@ -116,7 +116,7 @@ class Tracer:
             write_refusal(self._folder, label, why)
 
     def write(self) -> None:
-        """Write what was kept of the pass that has ended, if anything."""
+        """Write the tensors kept of the pass that has ended, if any."""
         if self._label is None or self._label.pending is None:
             return
         label, pending = self._label, self._label.pending
@@ -150,7 +150,7 @@ def _rows_of_pass(call: ObservedCall, sequence: int, traced: TracedRequest | Non
 
 
 def _kept_of(call: ObservedCall, used: Tensor, pending: _Pending, traced: TracedRequest | None) -> dict[str, Tensor]:
-    """Take what is kept of a call. Raises KernelRefused if the contract cannot express the call."""
+    """Keep the tensors of a call. Raises KernelRefused if the contract cannot express the call."""
     outputs = used[pending.rows].view(len(pending.rows), call.heads, -1)
     tensors = {f"{OUTPUT}{call.layer}": outputs}
     if traced is None:

@@ -44,7 +44,7 @@ from assay.harness.stats.query_bounds import (
 
 MAX_ROWS = 128
 """Most queries of a call that are compared with the truth, unless its sequences alone need more."""
-# Kernels compute in blocks of a multiple of this many queries or keys; what is wrong at a border is wrong there.
+# Kernels compute in blocks of a multiple of this many queries or keys; an error at a border shows there.
 _BLOCK = 64
 _BORDER_SHARE = 1 / 4
 
@@ -56,7 +56,7 @@ def sampled_rows(new: Sequence[int], prefix: Sequence[int], random: np.random.Ge
     bucket; then queries at block borders, counted from the first new token and from the first token of the prefix; then any.
 
     Args:
-        random: draws what is not certain to be chosen.
+        random: draws the rows that are not certain to be chosen.
     """
     total = sum(new)
     if total <= MAX_ROWS:
@@ -102,14 +102,14 @@ class TruthSums:
 
     Attributes:
         heads: q heads that this process computes.
-        dtype: dtype of the calls, such as "float16"; empty before the first.
+        dtype: dtype of the calls, such as "float16", or empty before the first.
         accumulation: arithmetic of the candidate's family on the calls' device.
         known: what either computed that is known and is not exactly the call; see `Known` and `_as_asked`.
         felt: feature that a call asked for -> whether it changed the output of a query by more than the query's bound. A kernel
             that ignores one that no query feels is not told from a right one.
 
     Raises:
-        ValueError: there is no such family.
+        ValueError: the family does not exist.
     """
 
     def __init__(self, heads: int, candidate_noise: str, reference_noise: str, reads_given: bool = False) -> None:
@@ -138,9 +138,9 @@ class TruthSums:
                 of the next.
             also: rows that are compared one by one as well. They were chosen for what the candidate computed, so they are left
                 out of the sums.
-            prefixes: cached prefix of each sequence, where the call has only the last keys of some; None for those of the call.
-            given: K and V of the new tokens before they were stored in fewer bits; None where nothing is. A backend may read
-                either: triton reads what it is given in prefill, FlashAttention what it has stored.
+            prefixes: cached prefix of each sequence, where the call has only the last keys of some; by default those of the call.
+            given: K and V of the new tokens before they were stored in fewer bits, or None if they were not. A backend may read
+                either: triton reads the given ones in prefill, FlashAttention the stored ones.
         """
         candidate, reference = outputs
         sampled = len(rows)
@@ -231,7 +231,7 @@ class _WorstQueries:
             defined: where it is.
             rows: these queries, packed rows in increasing order, [rows].
             conditions: the condition of each, [rows].
-            prefixes: cached prefix of each sequence, of which the call may have the last keys alone.
+            prefixes: cached prefix of each sequence; the call may have only its last keys.
         """
         at = torch.from_numpy(rows).to(right.device)
         size = with_all_heads(right.abs().sum(-1)).cpu().numpy()
@@ -296,7 +296,7 @@ def check_stored(call: AttentionCall, k: Tensor, v: Tensor) -> None:
     """Check that a cache of fewer bits has K and V of the new tokens, divided by their scales and rounded once or to its largest.
 
     Args:
-        call: the call, with what is stored.
+        call: the call, with the stored K and V.
         k: K of the new tokens as it was given.
         v: V, likewise.
 
@@ -362,7 +362,7 @@ def _as_asked(
         unstored: calls with K and V that may be read in place of those of the call.
 
     Returns:
-        The outputs, and what was known of some.
+        The outputs, and the earlier results for some.
     """
     moved, errors = output, (output - right).abs().sum((1, 2)) / _NEARER
     read = [(asked, mask) for asked in (call, *unstored) for mask in (call.spec.mask, *windows)]

@@ -85,7 +85,7 @@ def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return a server's arguments leaf by leaf, named with dots, without what identifies it and what is its state."""
+    """Return a server's arguments leaf by leaf, named with dots, without its identity and its state."""
     leaves: dict[str, str] = {}
     for key, value in arguments.items():
         if not prefix and key in _VOLATILE | _OWN_KEYS | _IDENTITY_KEYS:

@@ -1,4 +1,4 @@
-"""What is made of a model's configuration, for features that serve something beside it: an adapter of zeros, and a draft model.
+"""Make models that features serve next to the model, from its configuration: an adapter of zeros, and a draft model.
 
 Flags of a server name them by `MODEL`, `ADAPTER` and `DRAFT`, in place of which `filled` puts folders.
 """
@@ -21,7 +21,7 @@ MODEL = "{model}"
 ADAPTER = "{adapter}"
 # Stands for the folder of a draft model for EAGLE.
 DRAFT = "{draft}"
-# Folder, beside that of the adapter of zeros, of one that adds something: it shows that adapters are applied.
+# Folder, next to that of the adapter of zeros, of one that adds something: it shows that adapters are applied.
 OTHER_ADAPTER = "other-adapter"
 # Architectures whose layers are known to have the projections of Llama, and whose models give their embedding to a draft.
 _FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -41,19 +41,19 @@ _MadeModel = tuple[str, _Config, str, _Weights]
 
 
 def like_llama(config: _Config) -> str:
-    """Say why no adapter and no draft can be made for a model of this configuration; empty if they can."""
+    """Say why adapters and drafts cannot be made for a model of this configuration, or return an empty string."""
     architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
     return "" if architecture in _FAMILIES else f"is made for {', '.join(_FAMILIES)}, not for {architecture}"
 
 
 def attends_by_request(config: _Config) -> str:
-    """Say why two GPUs cannot share the requests of a model's attention; empty if they can."""
+    """Say why two GPUs cannot share the requests of a model's attention, or return an empty string."""
     architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
     return "" if architecture in _BY_REQUEST else f"SGLang's {architecture} shares every layer among all GPUs"
 
 
 def has_experts(config: _Config) -> str:
-    """Say why the experts of a model cannot be shared by two GPUs; empty if they can."""
+    """Say why the experts of a model cannot be shared by two GPUs, or return an empty string."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     count = next((int(config[name]) for name in names if config.get(name)), 0)
     if count < 2:
@@ -83,7 +83,7 @@ def adapter(config: _Config, zeros: bool) -> _MadeModel:
 
 
 def draft(config: _Config) -> _MadeModel:
-    """Make a draft model for EAGLE: one layer behind a projection of the model's embedding and hidden states, with random weights.
+    """Make a draft model for EAGLE: one layer after a projection of the model's embedding and hidden states, with random weights.
 
     Embedding and head are the model's own, which SGLang gives to a draft. Names are those of ``models/llama_eagle.py``.
     """
@@ -115,7 +115,7 @@ def draft(config: _Config) -> _MadeModel:
 
 
 def filled(flags: tuple[str, ...], model: Path, config: _Config, folder: Path) -> tuple[str, ...]:
-    """Put folders into flags: that of the model, and those of what is made for it, which is written into the server's folder.
+    """Put folders into flags: that of the model, and those of the models made for it, which are written into the server's folder.
 
     Raises:
         EvidenceError: the folder cannot be written.

@@ -27,7 +27,7 @@ _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 
 
 def check_version() -> str:
-    """Return the version of SGLang that is installed; empty for a checkout on the path, which has none.
+    """Return the installed version of SGLang, or an empty string for a checkout on the path, which has none.
 
     Raises:
         UsageError: it is too old.
@@ -44,7 +44,7 @@ def check_version() -> str:
 
 
 def native_noise(names: Collection[str], phase: str, stored: bool) -> str:
-    """Return the noise family of SGLang's own backends, beyond the rounding of the call's dtype; empty for none.
+    """Return the noise family of SGLang's own backends, beyond the rounding of the call's dtype, or an empty string.
 
     Any of the named backends may have computed the call; `stored` says whether the KV cache stores fewer bits than it has.
     """
@@ -100,7 +100,7 @@ def checked_backend(flag: str, name: str) -> Backend:
     if not backend.is_kernel:
         known = sorted({*sglang_backends(), *published()})
         do = did_you_mean(name, known) or "name one of these, a kernel as module:function, or a URL"
-        raise UsageError(f"{flag}: there is no attention backend {name!r}.", f"one of {', '.join(known)}", do)
+        raise UsageError(f"{flag}: unknown attention backend {name!r}.", f"one of {', '.join(known)}", do)
     from assay.harness.attention import kernels
 
     kernels.find(flag, name)

@@ -48,7 +48,7 @@ _NUMBERS = (
 def _common_settings(
     reference: Mapping[str, Any], candidate: Mapping[str, Any], names: Mapping[Role, str], asked: Collection[str] = ()
 ) -> CommonSettings:
-    """Return the flags that make two servers' resolved arguments agree, beyond what was asked to differ."""
+    """Return the flags that make two servers' resolved arguments agree, except those asked to differ."""
     flags: dict[str, None] = {}
     because, impossible = [], []
     for name, values in differences(reference, candidate, asked).items():
@@ -63,7 +63,7 @@ def _common_settings(
 
 
 def _flag_for(name: str, ours: str, theirs: str) -> tuple[str, str]:
-    """Return the flag that makes an argument equal in both servers, or "" and why there is none."""
+    """Return the flag that makes an argument equal in both servers, or "" and the reason."""
     if name.startswith("cuda_graph_config."):
         return "--disable-cuda-graph", ""
     if name in _NUMBERS:
@@ -88,8 +88,8 @@ def agree(
 ) -> CommonSettings:
     """Find what both servers must be given so that only the treatment differs. Nothing is started.
 
-    `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names what was asked to
-    differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
+    `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names the settings that were
+    asked to differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
     """
     resolve = resolve or resolved_arguments
     names = {role: launches[role].backend for role in ROLES}

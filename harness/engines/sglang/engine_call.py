@@ -73,11 +73,11 @@ class SGLangCall:
 
     @property
     def given(self) -> tuple[Tensor, Tensor] | None:
-        """Return what `own` does where the pool stores it in fewer bits; None elsewhere."""
+        """Return the K and V of `own` where the pool stores them in fewer bits, else None."""
         return self.own() if self.pages.stores_fewer_bits(self.radix_attention, self.k) else None
 
     def own(self) -> tuple[Tensor, Tensor] | None:
-        """Return K and V of the new tokens as the layer gave them; None where it gave none."""
+        """Return K and V of the new tokens as the layer gave them, or None."""
         rows = sum(self.forward_pass.new)
         _, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
         return None if k is None or self.v is None else (k[:rows], self.v[:rows])

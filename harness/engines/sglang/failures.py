@@ -18,7 +18,7 @@ from assay.harness.tracebacks import CHAINED, HEADER, Frame, Traceback, Tracebac
 
 _IN_TURN = "if two servers share the machine, --servers=in-turn"
 
-_EXIT = "take the call of exit (sys.exit, os._exit) out of the kernel's module and of what it imports"
+_EXIT = "take the call of exit (sys.exit, os._exit) out of the kernel's module and of its imports"
 # (id of the cause, pattern of an exception's message or of how a process ended, remedy with the pattern's groups). The first row
 # that fits counts.
 # fmt: off
@@ -77,7 +77,7 @@ CAUSES = tuple((cause, re.compile(pattern, re.IGNORECASE | re.DOTALL), remedy) f
      "correct --engine-arg; python -m sglang.launch_server --help lists its flags"),
     ("tokenizer", r"Can't load tokenizer|Couldn't instantiate the backend tokenizer|Unable to load tokenizer"
      r"|tokenizer\.(?:json|model)\b|Tokenizer class \S+ does not exist|ModelWrapper|chat_template is not set",
-     "save the tokenizer beside the weights (save_pretrained), or name another --model"),
+     "save the tokenizer next to the weights (save_pretrained), or name another --model"),
     ("config", r"config\.json|JSONDecodeError|Unrecognized model in|not a valid JSON file|Can't load the configuration",
      "fix config.json in the model's folder, or download the model again"),
     ("weights-missing", r"Cannot find any model weights|no file named .*(?:safetensors|\.bin)|directory: '\S*\.safetensors'",
@@ -97,7 +97,7 @@ CAUSES = tuple((cause, re.compile(pattern, re.IGNORECASE | re.DOTALL), remedy) f
     ("context-length", r"context[_ -]length.*(?:greater|larger|exceeds|longer) than",
      "leave --context-length out, or name one that the model has"),
     ("kernel-contract", r"KernelRefused: \S+ returned ",
-     "repair the kernel: `assay check` on it shows the call and what it must return"),
+     "repair the kernel: `assay check` on it shows the call and the expected output"),
     ("kernel-import", r"KernelRefused: kernel .*cannot be imported: ",
      "repair the module: `assay check` on the kernel imports it without a server"),
     ("backend-model", r"requires one of \['(\w+)'[^\]]*\] attention backend",
@@ -127,7 +127,7 @@ _LINE_LIMIT = 300  # PyTorch's out-of-memory message goes on for three times as 
 _FAULT = re.compile(r"Fatal Python error: (?:Segmentation fault|Illegal instruction|Bus error|Aborted|Floating)[^\n]*")
 _FAULT_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+) in (\S+)')
 _LIBRARY = re.compile(r"/lib/python3[^/]*/|^<")
-# What SGLang's main process prints about a process of its own that has ended: its watchdog, and its start.
+# Messages of SGLang's main process about a child that has ended: from its watchdog, and from its start.
 _DEATH = re.compile(
     r"Subprocess (\w+?)(?:_\d+)? \(pid=\d+\) crashed with exit code (-?\d+)"
     r"|Rank \d+ (scheduler) died during initialization \(exit code: (-?\d+)\)"
@@ -197,14 +197,14 @@ def read(log: str) -> Failure:
 def ended(
     who: str, how: str, when: str, log: str, tail: str, *, process: str = "", out_of_memory: bool = False
 ) -> EngineError:
-    """Make the error of a server of which a process has ended.
+    """Make the error of a server after one of its processes has ended.
 
     Args:
         how: how its process ended: "exited with status 2".
         when: "during start-up" or "after it was ready".
-        log: what it wrote.
+        log: its log.
         tail: the end of its log, as it is shown.
-        process: which of its processes ended, as "scheduler"; empty for its main process, and so all of it.
+        process: which of its processes ended, as "scheduler", or empty for its main process, and so all of it.
         out_of_memory: whether the OOM killer has killed a process since the server was started.
     """
     failure = read(log)
@@ -237,7 +237,7 @@ def _known(text: str, only: Collection[str] = ()) -> tuple[str, str] | None:
 
 
 def _death(lines: list[str]) -> str:
-    """Return how a process ended without an exception, with what it wrote last, or "" if none did."""
+    """Return how a process ended without an exception, with its last output, or return "" if none did."""
     for number, line in enumerate(lines):
         if match := _FAULT.search(line):
             start = next((n for n in range(number, len(lines)) if lines[n].startswith("Current thread")), len(lines))
@@ -264,7 +264,7 @@ def _last_words(lines: list[str]) -> str:
 
 
 def _last_chain(lines: list[str]) -> list[_Raised]:
-    """Return the last exception that is no consequence of another process's end, and those that led to it; the last first.
+    """Return the last exception that is not a consequence of another process's end, and those that led to it; the last first.
 
     A server survives exceptions of optional imports and logs them, so earlier ones do not count.
     """

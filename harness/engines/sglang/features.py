@@ -1,4 +1,4 @@
-"""Features of an SGLang server that must change nothing: how each is switched, what shows that it was on, and what it may cost.
+"""Features of an SGLang server that should not affect outputs: how to switch each, how it shows, and its allowed cost.
 
 The base is the plainest server: every feature off. A feature is switched by flags and environment variables of a server, which is
 started anew, or by how requests are sent to it.
@@ -22,7 +22,7 @@ _GPU: tuple[Device, ...] = ("cuda",)
 # SGLang takes twice as much of the host's, which of a whole pool is 60 GB.
 _HOST_TOKENS = 16384
 # What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
-# so that arms with it are compared among themselves.
+# so that variants with it are compared among themselves.
 _Cost = Literal["nothing", "another kernel", "a base of its own"]
 
 
@@ -32,25 +32,25 @@ class Feature:
 
     Attributes:
         id: kebab-case and stable.
-        title: what is on, in words.
+        title: its effect, a clause.
         on: flags of a server in which it is on.
         off: flags of a server in which it is off.
         environment: environment variables of a server in which it is on.
-        backend: attention backend in place of the base's; empty for the same.
+        backend: attention backend in place of the base's, or empty for the same.
         resolved: arguments as the server resolves them where it is on.
         declares: what else it may change of what a server serves, as ``assay compare --allow`` names it.
         seen: id of what shows that it was on, beyond its arguments (`assay.harness.run.invariance.proof`).
-        cost: what it is declared to change.
+        cost: the declared change of outputs.
         requires: features without which it does nothing.
-        excludes: features that cannot be on beside it.
+        excludes: features that cannot be on together with it.
         devices: on which it can be on.
         lacks: what the others lack.
         gpus: how many it takes where there are some.
         package: that it needs.
-        drafts: tokens that a pass which verifies a model's drafts gives at least; 0 where drafts depend on what was asked before.
+        drafts: tokens that a pass which verifies a model's drafts gives at least, or 0 where drafts depend on earlier requests.
         bitwise: whether it changes not even a bit where kernels are deterministic.
         stays: whether it cannot be switched off again in a running server.
-        lacking: says of a model's configuration why it cannot be on for that model; empty if it can.
+        lacking: says of a model's configuration why it cannot be on for that model, or an empty string.
     """
 
     id: str
@@ -80,7 +80,7 @@ class Feature:
         return bool(self.on or self.off or self.environment or self.backend)
 
     def unavailable(self, device: Device, gpus: int, config: Mapping[str, Any]) -> str:
-        """Say why it cannot be switched here, for a model with this configuration; empty if it can."""
+        """Say why it cannot be switched here, for a model with this configuration, or return an empty string."""
         if device not in self.devices:
             return f"not on {device}: {self.lacks}"
         if device == "cuda" and gpus < self.gpus:
@@ -90,14 +90,14 @@ class Feature:
         return self.lacking(config)
 
     def decided(self, flags: Mapping[str, str], environment: Mapping[str, str], backend: str) -> str:
-        """Say what decides already, in every server, whether it is on; empty if nothing certainly does.
+        """Say what already decides, in every server, whether it is on, or return an empty string.
 
         The engine's own flags override the feature's; `backend` is the attention backend of the base.
         """
         own = {f"--{name.replace('_', '-')}": str(value) for name, value in self.resolved.items()}
         for flag in [*flag_values(self.off), *(flag for flag, value in own.items() if _differ(flags.get(flag), value))]:
             if flag in flags:
-                return f"{flag}={flags[flag]} overrides what it is switched with"
+                return f"{flag}={flags[flag]} overrides the flag that switches it"
         on = flag_values(self.on) | dict(self.environment)
         given = {**flags, **environment}
         if on and not self.stays and all(name in given and not _differ(given[name], on[name]) for name in on):
@@ -159,7 +159,7 @@ def _features(device: Device) -> Iterable[Feature]:
     yield Feature(
         "zero-lora", "every request names an adapter that adds zeros",
         on=("--enable-lora", f"--lora-paths={ADAPTER_NAME}={ADAPTER}", *kernels), resolved={"enable_lora": True}, seen="adapted",
-        # SGLang refuses adapters beside a draft model up to 0.5.17, loads no weights below an adapter, and compiles none.
+        # SGLang refuses adapters together with a draft model up to 0.5.17, loads no weights below an adapter, and compiles none.
         excludes=("draft-model", "eagle", "dp-attention", "weights-again", "torch-compile"), lacking=like_llama,
     )  # fmt: skip
 

@@ -125,7 +125,7 @@ def _tokens(server_args: Any) -> Tokens:
             "chats": {},
             "refused": {},
             "digests": {name: digest for name, digest in made["digests"].items() if name != "template"},
-        }  # a template that is no file of Jinja is code of SGLang's own
+        }  # a template that is not a Jinja file is SGLang's code
         if given.endswith(".jinja"):
             tokenizer.chat_template = Path(given).read_text().strip("\n").replace("\\n", "\n")  # as SGLang reads it
             told = tokens_of(tokenizer, {}, CHATS, path)
@@ -143,7 +143,7 @@ def _ranges(layers: Collection[int]) -> str:
 
 
 def _config(runner: Any) -> Mapping[str, Any]:
-    """Read the model's ``config.json`` as it is on disk, and override it as SGLang does; empty where there is none."""
+    """Read the model's ``config.json`` as it is on disk, and override it as SGLang does; without the file the result is empty."""
     path = Path(str(runner.server_args.model_path)) / "config.json"
     read: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return overridden(read, _overrides(runner))
@@ -236,7 +236,7 @@ def _rope(path: str, module: Any, layers: str, asked: Any, kind: str, called: st
 
 
 def _off_by_row(table: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-    """Return the largest distance of each row of a table from cos and sin in float64; 4, more than any, of what is no number."""
+    """Return the largest distance of each row of a table from cos and sin in float64; a NaN counts as 4, more than any distance."""
     off, exact = [], frequencies.to(table.device)
     for start in range(0, table.shape[0], _ROWS_AT_ONCE):
         part = table[start : start + _ROWS_AT_ONCE].double()
@@ -332,13 +332,13 @@ def _implementations(runner: Any, module: Any) -> Iterator[tuple[str, str, str]]
         chosen = [type(scheme).__name__] if (scheme := getattr(module, "scheme", None)) is not None else []
         chosen += _chosen(method)
         yield _quantised(kind), "", type(method).__name__ + (f" ({', '.join(chosen)})" if chosen else "")
-    # A method may be a module too; what it runs is named with its layer.
+    # A method may be a module too; its children are named with its layer.
     if "quant_method" not in vars(module) and not kind.endswith("Method") and (forward := _forward_of(module)):
         yield kind, "", forward
 
 
 def _forward_of(operation: Any) -> str:
-    """Name the method that an operation runs on this device, which it may choose at its first call; empty for other objects."""
+    """Name the method that an operation runs on this device, perhaps chosen at its first call, or return an empty string."""
     if not hasattr(operation, "_forward_method"):
         return ""
     method = operation._forward_method or getattr(operation, "_resolve_forward_method", lambda: None)()
@@ -403,7 +403,7 @@ def _shared(runner: Any) -> Iterator[tuple[str, str]]:
 def resolved_arguments(server_args: Any) -> dict[str, str]:
     """Return the arguments of a server as SGLang resolved them, leaf by leaf.
 
-    Objects that show nothing but their address, as a parsed configuration does, are none.
+    Objects that show only their address, as a parsed configuration does, are left out.
     """
     settled = _settled(server_args).items()
     shown = {key: value for key, value in settled if getattr(type(value), "__repr__", None) != object.__repr__}

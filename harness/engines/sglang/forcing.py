@@ -1,4 +1,4 @@
-"""Forced decode: a server writes the tokens that it is told to, one by one, each in a decode pass of its own.
+"""Forced decode: a server writes prescribed tokens, one by one, each in a separate decode pass.
 
 A request whose id begins with `PREFIX` gets its next tokens from ``forced.json`` in the server's folder: id -> the tokens of the
 whole sequence. What the model would have written is computed and its log-probabilities returned as ever; only the token that goes
@@ -31,7 +31,7 @@ def tell(folder: Path, sequences: Mapping[str, Sequence[int]]) -> None:
 
 
 def install(folder: Path) -> None:
-    """Let this process write what it is told to."""
+    """Let this process write prescribed tokens."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     told = _Told(folder)
@@ -57,7 +57,7 @@ class _Told:
         self._sequences: dict[str, list[int]] = {}
 
     def sequence(self, rid: str) -> Sequence[int]:
-        """Return the tokens of a request's whole sequence; none if nothing was told about it."""
+        """Return the tokens of a request's whole sequence, or none if they were not prescribed."""
         if rid.startswith(PREFIX) and rid not in self._sequences and self._file.exists():
             self._sequences = json.loads(self._file.read_bytes())
         return self._sequences.get(rid, ())

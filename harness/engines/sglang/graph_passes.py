@@ -1,4 +1,4 @@
-"""Passes that SGLang serves by CUDA graphs: whose requests they serve, and how they are kept from hiding what is observed.
+"""Passes that SGLang serves by CUDA graphs: whose requests they serve, and how to keep them from hiding observations.
 
 SGLang asks its graph runner before each pass whether a graph can serve the batch, and runs the pass eagerly if not. A graph of
 decode runs no Python when it is replayed, so a pass that is observed is run eagerly, as one whose outputs are replaced must be. A
@@ -36,7 +36,7 @@ def served_batch(given: Any) -> Any:
 
 
 def watch_graphs(observed: Callable[[], bool] | None = None, count: _Count | None = None) -> None:
-    """Keep the batches that graphs serve, leave them no pass that is observed, and count those of no draft."""
+    """Keep the batches that graphs serve, keep observed passes out of graphs, and count those without drafts."""
     if count is not None and count not in _counts:
         _counts.append(count)
     if observed is not None:
@@ -79,7 +79,7 @@ def _watch_runner(runner: type) -> None:
 
 
 def graphs_of(arguments: Any) -> dict[str, str]:
-    """Return how SGLang captures each phase, as `EngineLimits.graphs`; empty for a version whose arguments do not say."""
+    """Return how SGLang captures each phase, as `EngineLimits.graphs`, or nothing for a version whose arguments do not say."""
     config = getattr(arguments, "cuda_graph_config", None)
     if config is None:
         return {}

@@ -61,7 +61,8 @@ def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
 def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "decode"], who: str) -> CallSpec:
     """Read what a call of an SGLang layer asks for, which `who` would have to compute, with the arguments beyond the common ones.
 
-    SGLang's layers have the window of the model's configuration minus one, the number of keys before a query's own; -1 is none.
+    SGLang's layers have the window of the model's configuration minus one, the number of keys before a query's own; -1 means
+    without a window.
 
     Raises:
         KernelRefused: the contract does not express what the layer needs, or one of its arguments.
@@ -126,7 +127,7 @@ def _gathered(buffer: Tensor, slots: Tensor) -> Tensor:
 class Pages:
     """The KV pool of a running server, read as packed calls. Paging is resolved once per batch.
 
-    Where layers with a window have a pool of their own, with slots of its own, the slots of the table are translated to it.
+    Where layers with a window have a separate pool, the slots of the table are translated to its slots.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -155,7 +156,7 @@ class Pages:
             self._cache.set_kv_buffer(
                 layer, where, k / _scales_of(layer)[0] if self.stores_fewer_bits(layer, k) else k, v
             )
-        elif self.stores_fewer_bits(layer, k):  # SGLang divides in place what it is given
+        elif self.stores_fewer_bits(layer, k):  # SGLang divides the given tensor in place
             self._cache.set_kv_buffer(layer, where, k.clone(), v.clone(), *_scales_of(layer))
         else:
             self._cache.set_kv_buffer(layer, where, k, v)
@@ -166,7 +167,7 @@ class Pages:
     ) -> AttentionCall:  # fmt: skip
         """Pack the call: K and V of each complete sequence, gathered (copied) from the pool. q is a view.
 
-        Where the pool has latents, a layer reads them as they are (`CallSpec.layout` "v in k"), or has K and V of its own that it
+        Where the pool has latents, a layer reads them as they are (`CallSpec.layout` "v in k"), or has its own K and V that it
         has made of them.
 
         Args:
@@ -276,7 +277,7 @@ class _Paging:
         right.
 
         Raises:
-            KernelRefused: a query needs what was dropped, or has a temperature, which goes by how many keys there were.
+            KernelRefused: a query needs dropped keys, or has a temperature, which depends on the number of all keys.
         """
         if self._of_window is None:
             self._of_window = self._translated(cache)

@@ -59,10 +59,10 @@ class Launch:
         request_timeout: seconds until an answer must be complete.
         engine_args: the user's flags; they come last, so they override assay's.
         common: flags that both servers get because one of the backends forces them (`assay.harness.engines.sglang.common`).
-        cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
+        cpu_core: the core that a CPU server computes on; by default SGLang chooses (or SGLANG_CPU_OMP_THREADS_BIND).
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
         extra: further environment variables: the side's, and ASSAY_SHADOW, ... (see `assay.harness.engines.inside.control`).
-        interpreter: Python that starts the server; empty for the one that runs assay.
+        interpreter: Python that starts the server, by default the one that runs assay.
     """
 
     role: Role
@@ -89,12 +89,12 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
     """Refuse flags that assay sets itself, and words that are neither a flag nor a flag's value.
 
     Raises:
-        UsageError: one of them sets one of `_OWN_FLAGS`, or is no flag.
+        UsageError: one of them sets one of `_OWN_FLAGS`, or is not a flag.
     """
     for before, given in zip(("", *engine_args), engine_args, strict=False):
         if not given.startswith("-") and (not before.startswith("--") or "=" in before):
             raise UsageError(
-                f"--engine-arg={given} is no flag.",
+                f"--engine-arg={given} is not a flag.",
                 "a flag of SGLang, which begins with --, or a value right after its flag",
                 "give --engine-arg=--FLAG, as in --engine-arg=--page-size=16",
             )
@@ -136,7 +136,7 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
 def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that assay sets for a server, in addition to those ``inherited``.
 
-    What a side is given replaces what is inherited. Assay's own folders and addresses are added to either.
+    Variables of a side replace inherited ones. Assay's own folders and addresses are added to either.
     """
     inherited = {**inherited, **launch.extra}
     settings = kernel_settings(inherited)
@@ -168,14 +168,14 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ranks(launch: Launch) -> int:
-    """Return the number of processes that share the model, by the flags; 1 where they are no numbers, which SGLang refuses."""
+    """Return the number of processes that share the model, by the flags, or 1 where they are not numbers, which SGLang refuses."""
     values = flag_values((*launch.common, *launch.engine_args))
     given = [next((values[name] for name in names if name in values), "1") for names in _RANK_FLAGS]
     return math.prod(int(value) for value in given) if all(map(str.isdigit, given)) else 1
 
 
 def kernel_settings(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables by which a process of `ServerProcess` finds a kernel, and what it compiled before."""
+    """Return the environment variables by which a process of `ServerProcess` finds a kernel and its compiled code."""
     python_path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
     return {
         "PYTHONPATH": ":".join([*python_path, str(Path.cwd())]),  # a kernel given as module:function may be there

@@ -29,7 +29,7 @@ def hold_both(
     """Return True if two servers of the same model fit side by side.
 
     Args:
-        model_bytes: bytes of the weights on disk; None if unknown, which counts as too large.
+        model_bytes: bytes of the weights on disk, or None if unknown, which counts as too large.
         mem_fraction: a CUDA server's ``--mem-fraction-static``.
     """
     if model_bytes is None:
@@ -64,12 +64,12 @@ def mem_fraction(engine_args: Sequence[str]) -> float:
 
 
 def model_bytes(folder: Path) -> int | None:
-    """Return the bytes of a model's weights; None if its folder has none."""
+    """Return the bytes of a model's weights, or None without weights."""
     return sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)) or None
 
 
 def available_bytes(device: Device) -> int:
-    """Free memory of the device: of the machine or of this container, or of the first visible GPU; 0 if it cannot be read."""
+    """Return the free memory of the machine or container, or of the first visible GPU, or 0 if it cannot be read."""
     if device == "cuda":
         return _free_gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     import psutil
@@ -79,7 +79,7 @@ def available_bytes(device: Device) -> int:
 
 
 def _container_bytes(cgroup: Path) -> int | None:
-    """Return the memory left below the limit of cgroup v2 (kernel documentation, cgroup-v2.rst); None without a limit."""
+    """Return the memory left below the limit of cgroup v2 (kernel documentation, cgroup-v2.rst), or None without a limit."""
     try:
         limit, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
         if limit == "max":

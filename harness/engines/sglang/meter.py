@@ -51,7 +51,7 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
                 calls.count(layer_number(layer), True)
             elif batch.rids or capturing():
                 calls.count(layer_number(layer), has_cached_prefix(batch.extend_prefix_lens_cpu or ()))
-                # A pass that verifies drafts has no lengths: it is no prefill.
+                # A pass that verifies drafts has no lengths: it is not prefill.
                 if not capturing() and batch.extend_seq_lens_cpu is not None:
                     noted.note(layer_number(layer), batch.rids, batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu)
             return out  # a prefill without a request is SGLang's own, before it captures graphs

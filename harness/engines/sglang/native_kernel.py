@@ -46,7 +46,7 @@ _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
 _INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
 # Features that a layer can ask a backend for. Whether it computes them is measured by `assay backends --honours`.
 _OF_LAYERS = ("window", "softcap", "temperature", "sinks")
-# SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype.
+# SGLang's names of dtypes of the KV pool, which some backends look at in addition to the dtype.
 _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 # The dtype that SGLang's gpt-oss gives a backend's sinks, if it is not bfloat16.
 _SINKS = {"trtllm_mha": torch.float32}
@@ -66,8 +66,8 @@ class LayerRequest:
     """A request of a layer to a backend, beyond the contract.
 
     Attributes:
-        stored: dtype of the KV pool; None for that of k and v.
-        scales: what a stored K and a stored V are multiplied by; None for none.
+        stored: dtype of the KV pool, by default that of k and v.
+        scales: factors of stored K and stored V, or None.
         drafts: True if the new tokens are a chain of drafts that is verified: as many of each sequence.
     """
 
@@ -80,7 +80,7 @@ class NativeKernel:
     """One of SGLang's attention backends as a kernel of the contract. Made by `kernel`.
 
     Attributes:
-        assay: what it declares.
+        assay: its declaration.
         backend: the backend's name, as SGLang registers it.
     """
 
@@ -131,7 +131,7 @@ def kernel(backend: str) -> NativeKernel:
     """Make the kernel that an attention backend of SGLang's is, as "triton", or "triton@16" with pages of 16, and try it.
 
     Raises:
-        KernelRefused: there is no such backend, it cannot compute on this machine, or SGLang fails when it is imported.
+        KernelRefused: the backend does not exist, it cannot compute on this machine, or SGLang fails when it is imported.
         ImportError: a package is not installed.
     """
     name, at, page = backend.partition("@")
@@ -141,7 +141,7 @@ def kernel(backend: str) -> NativeKernel:
         sglang = f"SGLang {_sglang().__version__}"
     except ImportError:
         raise
-    except Exception as error:  # as it raises beside a package of another version than its own
+    except Exception as error:  # raised, for example, with a package of another version than it needs
         raise KernelRefused(f"SGLang cannot be imported: {_said(error)}") from error
     if name not in _registry():
         near = did_you_mean(name, sorted(_registry()))
@@ -193,12 +193,12 @@ def _prefix_of(call: AttentionCall, new: Tensor) -> AttentionCall:
 
 
 def _before(window: int) -> int | None:
-    """Return a window as SGLang's layers have it: the number of keys before a query's own; None for no window."""
+    """Return a window as SGLang's layers have it: the number of keys before a query's own, or None without a window."""
     return window - 1 if window else None
 
 
 def _power_of_two(number: int, least: int) -> int:
-    """Return the least power of two that is no less than either."""
+    """Return the least power of two that reaches both."""
     return 1 << (max(number, least) - 1).bit_length()
 
 
@@ -275,7 +275,7 @@ class _Shape:
     stored: torch.dtype | None = None
     drafts: int = 0
     latent_scale: float = 0.0
-    """Of the scores beside a cache of latents: FlashInfer's MLA backend plans with the model's own. 0 for a cache of K and V."""
+    """The scale of scores with a cache of latents, with which FlashInfer's MLA backend plans; 0 for a cache of K and V."""
 
 
 @lru_cache(_KEPT)
@@ -286,7 +286,7 @@ def _runner(shape: _Shape) -> _Runner:
 
 
 class _Runner:
-    """A backend with a model runner and a KV pool of its own."""
+    """A backend with its own model runner and KV pool."""
 
     def __init__(self, shape: _Shape) -> None:
         from sglang.srt.layers.radix_attention import RadixAttention

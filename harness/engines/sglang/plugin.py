@@ -85,7 +85,7 @@ def _interpret() -> None:
 
 
 def _pin_nothing() -> None:
-    """Have SGLang apply adapters where there is no GPU: it pins what is copied to one, which PyTorch refuses there."""
+    """Have SGLang apply adapters without a GPU: it pins memory that is copied to one, which PyTorch refuses there."""
     import torch
 
     if torch.cuda.is_available():
@@ -123,8 +123,8 @@ def _add_choices(names: list[str]) -> None:
 def _judge_by_delegate(names: Collection[str], delegate: str) -> None:
     """Let models that refuse attention backends by name (gpt-oss, Gemma 4) judge a kernel by the backend that it delegates to.
 
-    They know the names of backends that have what their layers ask for. A kernel says itself what it has, and is refused calls that
-    ask for more.
+    They know the names of backends that have what their layers ask for. A kernel declares its features itself, and does not get
+    calls that ask for more.
     """
 
     def judged(backends: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _metered(folder: Path, backend: Any, name: str, runner: Any) -> Any:
     from assay.harness.engines.sglang.meter import meter, watch
 
     if getattr(runner, "is_draft_worker", False):
-        return backend  # its calls are no evidence of what the model computes
+        return backend  # its calls say nothing about what the model computes
     number_layers(runner.model)
     watch(runner, name, backend, folder)
     return meter(backend, name, folder, str(runner.device))

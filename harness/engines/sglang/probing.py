@@ -62,7 +62,7 @@ def leave_in_cache(server: SGLangServer, requests: Sequence[ProbeRequest]) -> No
 
 
 def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
-    """Send requests at once, each of which answers in pieces, and return the replies in their order.
+    """Send requests at once, which are answered in pieces, and return the replies in their order.
 
     Raises:
         EngineError: as `ask_together`.

@@ -45,7 +45,8 @@ class Generation:
 
 @dataclass(frozen=True)
 class Score:
-    """Log-probabilities, in nats, of the ``n`` tokens of a sequence after its first ``start + 1``; NaN where the server gave null.
+    """Log-probabilities, in nats, of the ``n`` tokens of a sequence after its first ``start + 1``, NaN where the server returned
+    null.
 
     Attributes:
         cached_tokens: tokens whose keys and values came from the prefix cache, as the server reports.
@@ -116,7 +117,7 @@ def generate_all(
 
 
 def _answer(meta: Mapping[str, Any], item: Item, role: Role, seconds: float) -> Answer:
-    """Return what was generated in this time as the answer to an item, whose text is token ids."""
+    """Return the generated tokens as the answer to an item, whose text is token ids."""
     tokens = tuple(
         Token(text=str(id_), logprob=number(logprob), top=tuple((str(other), number(p)) for p, other, _ in top or ()))
         for (logprob, id_, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True)
@@ -196,7 +197,7 @@ def _values(rows: Sequence[Sequence[Sequence[Any]]]) -> _Floats:
 
 @contextmanager
 def readable(server: Engine, path: str, expected: str) -> Iterator[None]:
-    """Make an EngineError of what is raised while a reply is read that is not as expected."""
+    """Turn exceptions raised while reading an unexpected reply into EngineError."""
     try:
         yield
     except MALFORMED as error:

@@ -1,4 +1,4 @@
-"""The fingerprint of a running SGLang server: what its processes write when the control asks, and what it tells of tokens."""
+"""The fingerprint of a running SGLang server: written by its processes when the control asks, with the tokens that it reports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fingerprint_of(server: Engine, folder: Path, model: Path, ranks: int) -> Fin
 
 
 def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[Fingerprint]:
-    """Read what each process wrote, in the order of ranks; nothing where none did."""
+    """Read the fingerprint of each process, in the order of ranks; the result may be empty."""
     deadline = time.monotonic() + _WAIT_S
     while True:
         files = OF_PROCESS.read_each(folder)

@@ -42,7 +42,7 @@ class SGLangServer(Engine):
     """An SGLang server in its own process group, proven to be the one that answers.
 
     Attributes:
-        adapter: name of the adapter that requests name; empty for none.
+        adapter: name of the adapter that requests name, if any.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -122,7 +122,7 @@ class SGLangServer(Engine):
                 )
             time.sleep(POLL_INTERVAL_S)
         names = client.models()
-        if self._name not in names:  # adapters of the model are listed beside it
+        if self._name not in names:  # adapters of the model are listed with it
             raise _PortTaken(f"{self.url} belongs to another server, which serves {names}")
         if client.status("/v1/models", PROBE_TIMEOUT_S, authorized=False) != 401:
             raise client.error(
@@ -145,7 +145,7 @@ class SGLangServer(Engine):
             model=f"{self._name}:{self.adapter}" if self.adapter else self._name,
             check=self.check,
             log_tail=self._log_tail,
-            unreported_cache=0,  # launched to report cached tokens; up to 0.5.17 it omits the field if there are none
+            unreported_cache=0,  # launched to report cached tokens; up to 0.5.17 it omits the field if it is 0
         )
 
     def stop(self) -> None:
@@ -188,7 +188,7 @@ class SGLangServer(Engine):
         return SGLangServer(replace(self.launch, common=flags))
 
     def last_step(self) -> str:
-        """Return the last line that it logged since it was started, warnings left out; empty if there is none."""
+        """Return the last line that it logged since it was started, warnings left out, or an empty string."""
         return self._process.last_line(warnings=False) if self._process is not None else ""
 
     def _log_tail(self) -> str:

@@ -24,7 +24,7 @@ _OTHER_ORDER = (
 
 
 def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> WeightPlace | None:
-    """Return the place of a parameter of a module, by its name there; None where it is not known.
+    """Return the place of a parameter of a module, by its name there, or None where it is not known.
 
     `in_order` says whether the experts lie in the order of their numbers.
     """
@@ -78,7 +78,7 @@ def _fits(place: WeightPlace, parameter: Any) -> bool:
 
 
 def _group(module: Any, name: str = "tp_group") -> tuple[int, int] | None:
-    """Return rank and size of the group that shares a layer; None where this version does not say."""
+    """Return rank and size of the group that shares a layer, or None where this version does not say."""
     if hasattr(module, name):  # 0.5.23
         group = getattr(module, name)
         return (0, 1) if group is None else (group.rank_in_group, group.world_size)

@@ -20,7 +20,7 @@ from assay.harness.attention.paging import STALE, paged
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.text import did_you_mean
 
-# Tokens per page, by backend: the least that CPU_ATTN takes, of which it takes any multiple; the only one of CPU_MLA.
+# Tokens per page, by backend: the least that CPU_ATTN takes (it accepts any multiple); the only one of CPU_MLA.
 _BACKENDS = {"CPU_ATTN": 32, "CPU_MLA": 16}
 _MLA_DIM, _MLA_DIM_V = 576, 512
 
@@ -29,7 +29,7 @@ class NativeKernel:
     """One of vLLM's CPU attention backends as a kernel of the contract. Made by `kernel`.
 
     Attributes:
-        assay: what it declares.
+        assay: its declaration.
         backend: the backend's name.
     """
 
@@ -100,7 +100,7 @@ def kernel(backend: str) -> NativeKernel:
         backend: "CPU_ATTN" or "CPU_MLA", and the page size of the cache unless it is the default: "CPU_ATTN@64".
 
     Raises:
-        KernelRefused: there is no such backend, or it cannot compute on this machine.
+        KernelRefused: the backend does not exist, or cannot compute on this machine.
         ImportError: vLLM is not installed, or is not its CPU build.
     """
     name, at, page = backend.partition("@")

@@ -116,7 +116,7 @@ def plan_invariance(
     for name in asked:
         if name not in every:
             raise UsageError(
-                f"--features: {name} is no feature.",
+                f"--features: {name} is not a feature.",
                 f"some of {', '.join(every)}",
                 did_you_mean(name, tuple(every)) or "name some of these, separated by commas",
             )
@@ -161,7 +161,7 @@ def _arms(known: Mapping[str, Feature], asked: Sequence[str], mode: Mode) -> lis
     if not together or not possible(together, known):
         raise UsageError(
             f"--arms=exactly: {', '.join(asked) or 'nothing'} cannot be on together.",
-            "features that exclude none of each other",
+            "features that do not exclude each other",
             "name them with --features",
         )
     return [together]

@@ -60,7 +60,7 @@ def test_an_engine_and_a_colon_name_a_backend_of_the_engine(name: str, backend: 
             ({"kernels": (pattern,)}, "which any kernel's name matches")
             for pattern in ("", ".", ".*", "[a-z]", "_attend|", "aten|:")
         ),
-        ({"kernels": ("(",)}, "which is no regular expression"),
+        ({"kernels": ("(",)}, "which is not a regular expression"),
         ({"phases": ("prefill",)}, "prefill"),
         ({"phases": ("decode",), "prefix": False}, "a decode call has a cached prefix"),
         ({"head_dims": ()}, "expected a tuple of at least one"),

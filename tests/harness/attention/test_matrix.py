@@ -21,7 +21,7 @@ SIZES = ["small", pytest.param("full", marks=pytest.mark.slow)]
 
 
 def _axes(phase: str, size: Size) -> dict[str, Sequence[Any]]:
-    return _core_axes(phase, size) | {"heads": _HEADS[size], "dtype": DTYPES, "head_dim": HEAD_DIMS}
+    return _core_axes(phase, size) | {"heads": _HEADS[size], "dtype": tuple(DTYPES.values()), "head_dim": HEAD_DIMS}
 
 
 def words(axis: str, value: object) -> str:
@@ -385,6 +385,13 @@ def test_what_is_drawn_is_one_value_of_its_axis() -> None:
     """Else a kernel that is wrong beyond some length would be described by dozens of lengths."""
     values = [{case.condition["prefix"] for case in cases(seed=seed)} for seed in range(2)]
     assert values[0] == values[1]
+
+
+def test_dtypes_are_named_as_elsewhere() -> None:
+    names = [case.name for case in cases(["decode"], dtypes=[torch.bfloat16])]
+    assert names == [case.name for case in cases(["decode"], dtypes=["bfloat16"])]
+    with pytest.raises(ValueError, match=r"dtypes from .*'float32'"):
+        cases(dtypes=["float31"])
 
 
 def test_arguments_select_the_cases() -> None:

@@ -8,7 +8,7 @@ from assay.harness.attention.matrix import DTYPES
 from assay.harness.attention.sample_calls import call_of
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("page", [1, 16, 64])
 def test_a_pool_holds_the_keys_and_values_of_a_call_in_shuffled_pages(page: int, dtype: torch.dtype) -> None:
     call = call_of([(20, 0), (5, 77), (1, 64), (1, 0)], (4, 2), 64, dtype, "cpu")

@@ -57,6 +57,18 @@ def test_a_correct_kernel_passes(step: int) -> None:
     assert 0 < result.worst < 1
 
 
+def test_each_call_has_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = check(TOP_LEFT, cases=cases(["decode"], dtypes=["float32"])[:12])
+    frame = KernelResult.model_validate_json(result.model_dump_json()).to_frame()
+    assert len(frame) == result.computed > 1
+    assert (frame.error / frame.bound).max() == pytest.approx(result.worst)
+    assert list(frame.case[frame.wrong]) == list(result.failing)
+    assert set(frame.phase) == {"decode"}
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        result.to_frame()
+
+
 def zero(call: AttentionCall) -> Tensor:
     return torch.zeros_like(call.q)
 

@@ -67,6 +67,8 @@ def test_the_document_of_a_replay_says_its_verdict(tmp_path: Path, kernel: Kerne
     document = json.loads(result.model_dump_json())
     assert (document["verdict"], document["exit_code"]) == (verdict, code), "a cell of a sweep has its verdict from there"
     assert KernelResult.model_validate(document) == result
+    assert len(document["measured"]) == result.calls
+    assert any(call["wrong"] and call["error"] > call["bound"] for call in document["measured"]) == bool(code)
     assert KernelResult.model_validate(document | {"verdict": "pass", "exit_code": 0}).verdict == verdict
 
 

@@ -48,4 +48,4 @@ def test_a_stored_folder_of_a_comparison_that_ended_early_has_no_verdict(
 ) -> None:
     arm_records.write(InvarianceFolder.new(tmp_path / "out"), [arm_records.arm("prefix-cache")], ended=False)
     assert call("report", str(tmp_path / "out")) == 3
-    assert "it ended early, after 4 arms" in " ".join(capsys.readouterr().out.split())
+    assert "it ended early, after 4 variants" in " ".join(capsys.readouterr().out.split())

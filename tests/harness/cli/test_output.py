@@ -34,6 +34,9 @@ def test_every_command_has_the_same_flags_for_its_output(name: str) -> None:
         assert {"-q", "--quiet", "-v", "--verbose"} <= offered.keys()
         if command.name not in WITHOUT_RESULT:
             assert offered["--json"].is_flag, "one meaning everywhere: it prints, and takes no file"
+            assert {"--html", "--junit"} <= offered.keys()
+        else:
+            assert not {"--json", "--html", "--junit"} & offered.keys()
 
 
 def test_help_shows_the_defaults_of_a_run() -> None:

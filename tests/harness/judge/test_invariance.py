@@ -221,7 +221,7 @@ def test_pairs_that_the_budget_left_out_are_named_and_forbid_no_pass(judged: Jud
     check = check_of(result, "pairs-covered")
     assert (check.status, check.outcome.values["left_out"]) == ("not checked", ["page-size + prefix-cache"])
     assert (result.decided.id, result.decided.values["left_out"]) == ("features-change-nothing", 1)
-    assert "In no arm that decided: page-size + prefix-cache." in to_html(invariance_document(result))
+    assert "Not together in any variant that decided: page-size + prefix-cache." in to_html(invariance_document(result))
 
 
 @pytest.mark.parametrize(("mode", "minutes"), [("exactly", 1.0), ("singles", 1.0), ("exactly", 0.0), ("pairs", 0.0)])

@@ -117,7 +117,7 @@ def test_a_check_compares_them_in_every_call_and_a_test_too() -> None:
     passing = check(returning(right), cases=some)
     assert passing.findings == ()
     assert passing.coverage.lses == len(some)
-    with pytest.raises(AssertionError, match=r"the log-sum-exp of a query is off by 0\.01; noise explains"):
+    with pytest.raises(AssertionError, match=r"the log-sum-exp of a query is off by 0\.01; rounding explains"):
         assert_correct(wrong, CALLS[-1])
     assert_correct(wrong, CALLS[0])
 

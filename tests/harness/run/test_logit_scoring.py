@@ -186,7 +186,7 @@ def test_an_answer_to_another_prompt_is_refused(tmp_path: Path) -> None:
 def test_the_candidate_needs_the_reference_first(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="The candidate cannot be scored"):
         score_role(Model("candidate"), items(), (), tmp_path)
-    with pytest.raises(EvidenceError, match="There is no prompt"):
+    with pytest.raises(EvidenceError, match="The run has no prompt"):
         score_role(Model("reference"), [], (), tmp_path)
     with pytest.raises(EvidenceError, match=r"reference-0.safetensors is damaged"):
         _compare_logits(tmp_path)

@@ -16,8 +16,8 @@ from assay.harness.run.preflight import check_environment
 
 
 def test_packages_that_only_the_report_needs_are_missed_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "_installed", lambda name: name != "junitparser")
-    with pytest.raises(UsageError, match="not installed: junitparser"):
+    monkeypatch.setattr(extras, "_installed", lambda name: name != "scipy")
+    with pytest.raises(UsageError, match="not installed: scipy"):
         prepare(RunSpec.of(reference="torch_native", candidate="torch_native"))
 
 

@@ -59,8 +59,8 @@ class Measurement(Record):
     )
     reason: str = Field("", description="why it was not measured")
     origin: str = Field("", description="file of the kernel's module, relative to the top of the worktree")
-    worst: float | None = Field(None, description="largest own error, as a multiple of its bound")
-    own: float | None = Field(None, description="that own error")
+    worst: float | None = Field(None, description="largest error, as a multiple of its bound")
+    own: float | None = Field(None, description="that error, relative L1")
     where: str = Field("", description="its call and head")
     findings: tuple[Finding, ...] = Field((), description="the diagnosis, if one was requested")
 
@@ -76,7 +76,7 @@ class Measurement(Record):
         if self.worst is None:
             return f"{self.status}: {self.reason}" if self.reason else self.status
         times = f"{self.worst:.3g} times its bound" if math.isfinite(self.worst) else "not finite"
-        return f"{self.where}: own error {percent(self.own or 0.0)}, {times}"
+        return f"{self.where}: error {percent(self.own or 0.0)}, {times}"
 
 
 class CommitProbe(Measurement):

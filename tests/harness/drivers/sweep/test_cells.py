@@ -108,8 +108,8 @@ def test_what_is_shown_and_kept_of_a_cell_has_no_secrets() -> None:
 @pytest.mark.parametrize(
     ("given", "found", "do"),
     [
-        ({"axes": {"candidate": ["a:f"], "model": ["m"]}}, "The axis model is no option of assay check.", "see"),
-        ({"axes": {"candidate": ["a:f"]}, "set": {"sise": 1}}, "The constant sise is no option of assay check.", "size"),
+        ({"axes": {"candidate": ["a:f"], "model": ["m"]}}, "The axis model is not an option of assay check.", "see"),
+        ({"axes": {"candidate": ["a:f"]}, "set": {"sise": 1}}, "The constant sise is not an option of assay check.", "size"),
     ],
 )
 def test_what_the_command_does_not_take_is_refused(given: dict[str, Any], found: str, do: str) -> None:

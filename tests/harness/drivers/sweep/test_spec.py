@@ -72,6 +72,6 @@ def test_an_axis_of_a_flag_has_values(word: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(UsageError, match=r"There is no file chek\.") as error:
+    with pytest.raises(UsageError, match="The file chek does not exist") as error:
         make_spec("chek", [])
     assert "check" in error.value.do

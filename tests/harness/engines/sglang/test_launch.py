@@ -55,7 +55,7 @@ def test_what_a_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_value_may_follow_its_flag_and_nothing_else() -> None:
     assert command(make(engine_args=("--page-size", "16")), 1, "n")[-2:] == ["--page-size", "16"]
     for given in (("16",), ("--page-size=16", "16")):
-        with pytest.raises(UsageError, match="--engine-arg=16 is no flag"):
+        with pytest.raises(UsageError, match="--engine-arg=16 is not a flag"):
             make(engine_args=given)
 
 
