@@ -103,7 +103,7 @@ class RunSpec(Settings):
         try:
             return cls._sorted(given)
         except ValidationError as error:
-            raise _usage_error(error, Path(FILE), ()) from None
+            raise _usage_error(error, Path(FILE), (), given) from None
 
     @classmethod
     def _sorted(cls, given: dict[str, Any]) -> Self:

@@ -58,7 +58,7 @@ _TRIAL = {"extend": (2, 1), "decode": (1, 2)}
 # Least batch, and least length in tokens, of a runner: most calls of the matrix with the same heads and dtype share one.
 _LEAST_BATCH, _LEAST_LENGTH = 4, 512
 # Runners that are kept. The small matrix needs 18 for its heads, head dims and dtypes, and a few more for its long calls.
-_KEPT = 32
+_KEPT = 2
 
 
 @dataclass(frozen=True)
