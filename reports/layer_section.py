@@ -34,7 +34,7 @@ def layer_diff_section(layers: LayersResult) -> Section:
         details.append(Code(replay_command(layers.pack), about))
     blocks = [*map(Line, lines), *_by_prefix(layers), Section("", [*details, *_depth(layers)], detail=True)]
     return Section(
-        "Layer diff", blocks, "layer-diff", folded=judged and not layers.sources, lead=lead, short="Layers", style="layer-diff",
+        "Layer diff", blocks, "layer-diff", folded=judged and not layers.sources, lead=lead, style="layer-diff",
     )  # fmt: skip
 
 

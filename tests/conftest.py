@@ -420,9 +420,9 @@ def any_report(request: pytest.FixtureRequest, examples: ModuleType) -> Report:
 
 
 @pytest.fixture(scope="session")
-def page_documents() -> Callable[[Path], dict[str, Callable[[], Any]]]:
-    """A function for each kind of page that makes its document, with files in a folder."""
-    return lambda folder: stand_ins("pages").documents(folder, stand_ins)
+def pages() -> ModuleType:
+    """A document of each kind of page."""
+    return stand_ins("pages")
 
 
 @pytest.fixture(scope="session")

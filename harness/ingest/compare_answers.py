@@ -29,7 +29,7 @@ from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Requirement, 
 _ALPHA = 0.05
 # Difference of a score that rounding to three digits explains.
 _ROUNDED = 1e-3
-# Flips in a result, and characters that are kept of an answer.
+# Flips in a result, and characters that are kept of an answer; of a question, which may begin with a header, five times as many.
 _FLIPS_SHOWN, _TEXT_KEPT = 50, 400
 
 
@@ -145,7 +145,7 @@ def _flips(pairing: Pairing) -> Iterator[AnswerFlip]:
         if lost := (a.score or 0.0) - (b.score or 0.0):
             direction = "changed" if pairing.either_way else "lost" if lost > 0 else "gained"
         texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
-        kept = {name: text[:_TEXT_KEPT] for name, text in texts.items()}
+        kept = {name: text[: 5 * _TEXT_KEPT if name == "question" else _TEXT_KEPT] for name, text in texts.items()}
         yield AnswerFlip.model_validate({"task": pairing.a.task, "key": a.key, "direction": direction, **kept})
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -23,30 +22,10 @@ def compared(a: Path, b: Path) -> Comparison:
     return made.model_copy(update={"created": "2026-01-01T00:00:00Z"})
 
 
-def choices(name: str, loglikelihoods: list[list[float]]) -> Path:
-    """Samples of a multiple-choice task, as lm-eval 0.4.9 writes them."""
-    rows = []
-    for number, scores in enumerate(loglikelihoods):
-        texts = ["the mitochondrion", "incomprehensibilities", "a ribosome", "none of these"]
-        rows.append({
-            "doc_id": number, "doc": {"question": f"Which organelle is number {number}?", "choices": texts, "answer": 1},
-            "target": "1",
-            "arguments": {f"gen_args_{n}": {"arg_0": "Q", "arg_1": f" {text}"} for n, text in enumerate(texts)},
-            "resps": [[[str(one), "False"]] for one in scores], "filtered_resps": [[str(one), "False"] for one in scores],
-            "filter": "none", "metrics": ["acc"], "doc_hash": f"d{number}", "prompt_hash": f"p{number}", "target_hash": "t",
-            "acc": float(max(scores) == scores[1]),
-        })  # fmt: skip
-    path = Path(name) / "samples_organelles_2026-11-20.jsonl"
-    path.parent.mkdir()
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture
-def multiple_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+def multiple_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: ModuleType) -> Comparison:
     monkeypatch.chdir(tmp_path)
-    right, wrong = [-2.0, -0.5, -3.0, -4.0], [-0.25, -2.0, -3.0, -4.0]
-    return compared(choices("a", [right] * 40), choices("b", [wrong] * 6 + [right] * 34))
+    return compared(*pages.choices(Path()))
 
 
 def test_a_comparison_says_the_same_in_every_medium(

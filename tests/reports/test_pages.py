@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from assay.reports.document import Document
 from assay.reports.page import to_html
 
 pytestmark = pytest.mark.browser
@@ -23,11 +23,11 @@ HEIGHTS = {"run-regression": 3_000, "run-inconclusive": 2_200, "compare-lm-eval"
 
 @pytest.fixture(scope="module")
 def files(
-    tmp_path_factory: pytest.TempPathFactory, page_documents: Callable[[Path], dict[str, Callable[[], Document]]]
+    tmp_path_factory: pytest.TempPathFactory, pages: ModuleType, examples: ModuleType, arm_records: ModuleType
 ) -> dict[str, Path]:
     """The file of each page."""
     folder, made = tmp_path_factory.mktemp("pages"), {}
-    documents = page_documents(folder)
+    documents = pages.documents(folder, examples, arm_records)
     assert set(documents) == set(KINDS)
     for kind, document in documents.items():
         made[kind] = folder / f"{kind}.html"

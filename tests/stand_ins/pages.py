@@ -41,9 +41,8 @@ DATA = Path(__file__).parents[1] / "data"
 LONG = "mykernels.attention.paged_flash_forward_with_prefix_cache:forward"
 
 
-def documents(folder: Path, stand_ins: Callable[[str], ModuleType]) -> dict[str, Callable[[], Document]]:
+def documents(folder: Path, reports: ModuleType, arms: ModuleType) -> dict[str, Callable[[], Document]]:
     """A function for each kind of page that makes its document; files are written to `folder`."""
-    reports, arms = stand_ins("reports"), stand_ins("arm_records")
     run = {
         "run-regression": lambda: run_document(reports.regression()),
         "run-pass": lambda: run_document(reports.passing().model_copy(update={"latency": reports.latency()})),
@@ -54,7 +53,7 @@ def documents(folder: Path, stand_ins: Callable[[str], ModuleType]) -> dict[str,
     pairs: dict[str, Callable[[], tuple[Path, Path]]] = {
         "compare-answers": lambda: (results / "inspect_a.eval", results / "inspect_b.eval"),
         "compare-lm-eval": lambda: (results / "lm_eval_a", results / "lm_eval_b"),
-        "compare-choices": lambda: _choices(folder),
+        "compare-choices": lambda: choices(folder),
         "compare-traces": lambda: _traces(folder),
         "compare-tensors": lambda: _tensors(folder),
     }
@@ -86,7 +85,7 @@ def _wrong(reports: ModuleType) -> KernelResult:
     return wrong.model_copy(update={"findings": (first.model_copy(update=drawn), *others), **again})
 
 
-def _choices(folder: Path) -> tuple[Path, Path]:
+def choices(folder: Path) -> tuple[Path, Path]:
     """Samples of a multiple-choice task, as lm-eval 0.4.9 writes them, of which B gets six wrong and two right."""
     texts, right = ["the mitochondrion", "incomprehensibilities", "a ribosome", "none of these"], [-2.0, -0.5, -3.0, -4.0]
     wrong, made = [-0.25, -2.0, -3.0, -4.0], []
