@@ -99,7 +99,7 @@ def _unbroken(text: str) -> str:
 def _breaking(text: str) -> Markup:
     """Text as HTML in which a long name is broken after its parts."""
     parts = re.split(r"(\S{24,})", _unbroken(visible(text)))
-    names = (Markup("<wbr>").join(map(escape, re.split(r"(?<=[._/:=(,])(?=\S)", name))) for name in parts[1::2])
+    names = (Markup("<wbr>").join(map(escape, re.split(r"(?<=[._/:=(,])(?=[^\s\d])", name))) for name in parts[1::2])
     return Markup("").join(part for pair in zip_longest(map(escape, parts[::2]), names, fillvalue="") for part in pair)
 
 

@@ -132,7 +132,8 @@ def _cause(report: Report) -> list[Row]:
     if cause is None:
         return []
     said = cause_of([cause]) or cause
-    words = f"{said.does}: {said.where}" if said.does else said_finding(cause).sentence
+    where = said.where.replace(", with a cached prefix", "") if "prefix" in said.does else said.where
+    words = f"{said.does}: {where}" if said.does else said_finding(cause).sentence
     drawn = [Row("", one_query(cause.picture))] if cause.picture else []
     return [Row("Cause", one_line(words, 180)), *drawn]
 
@@ -180,12 +181,13 @@ def _next(report: Report) -> list[Row]:
 def _failed_screen(report: Report) -> list[Row]:
     """Return the rows of a failure: what was compared, the last lines of the log, and what to do."""
     assert report.failure is not None
-    log = [line.strip() for line in report.failure.details.splitlines() if line.strip()][-_MOST_MISSING:]
+    shown = [line.strip() for line in report.failure.details.splitlines() if line.strip()]
+    how = [] if not shown or shown[0].startswith("Its log") else [Row("Ended", one_line(shown[0], 160))]
+    log = shown[len(how) :][-_MOST_MISSING:]
+    compared = f"{report.candidate.backend} against {report.reference.backend}"
     return [
-        Row(
-            "Run",
-            f"{report.candidate.backend} against {report.reference.backend} on the {report.environment.model} model",
-        ),
+        Row("Run", f"{compared} on the {report.environment.model} model"),
+        *how,
         *(Row("Log" * (not n), one_line(line, 160)) for n, line in enumerate(log)),
         Row("Next", one_line(report.failure.do, 700)),
     ]
