@@ -73,7 +73,7 @@ def test_a_server_is_told_the_name_that_it_knows(name: str) -> None:
 
 def test_a_runner_made_under_inference_mode_serves_calls_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its block table and its pool are kept for all calls of a shape, in whatever mode of autograd the first came."""
-    shape = native_kernel._Shape("made-first-here", "cpu", 1, 4, 2, 64, 64, torch.float32, 4, 512)
+    shape = native_kernel._Shape("made-first-here", "cpu", 1, 4, 2, 64, 64, torch.float32, 4, 512, 2048)
     monkeypatch.setattr(native_kernel, "_Runner", lambda shape: torch.zeros(shape.batch, shape.length, dtype=torch.int32))
     with torch.inference_mode():
         table: Any = native_kernel._runner(shape)
