@@ -47,6 +47,20 @@ _LOADS: dict[Device, dict[str, int]] = {
 }
 
 
+# Flags of both sides, with the field of `Side` that each sets; the flags of one side by field; and these with their field.
+_SHARED = {"model": "model", "engine_arg": "flags"}
+_SIDE_KEYS = {
+    "backend": "{}",
+    "model": "{}_model",
+    "flags": "{}_arg",
+    "environment": "{}_env",
+    "interpreter": "{}_python",
+}
+_OF_SIDE: dict[Role, dict[str, str]] = {
+    role: {name.format(role): part for part, name in _SIDE_KEYS.items() if part != "backend"} for role in ROLES
+}
+
+
 def defaults(device: Device) -> dict[str, Any]:
     """Return the defaults of a device, by flag: those of its loads, and the reference that its engine has there."""
     reference = profile_of(Side.model_fields["engine"].default).references[device]
@@ -76,7 +90,11 @@ class RunSpec(Settings):
 
             RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512)
 
-        `model` and `engine_arg` are those of both sides. What is not given has the default of its device.
+        `model` and `engine_arg` are those of both sides; `candidate_model`, `candidate_arg`, `candidate_env` and
+        `candidate_python`, and the same of the reference, are those of one side. What is not given has the default of its device.
+        A candidate with settings of its own has the reference's backend, unless another one is named::
+
+            RunSpec.of(reference="triton", candidate_arg=("--kv-cache-dtype=fp8_e4m3",))
 
         Raises:
             UsageError: a name is unknown, or a value out of range.
@@ -85,19 +103,22 @@ class RunSpec(Settings):
         try:
             return cls._sorted(given)
         except ValidationError as error:
-            raise _usage_error(error, Path(FILE), ()) from None
+            raise _usage_error(error, Path(FILE), (), given) from None
 
     @classmethod
     def _sorted(cls, given: dict[str, Any]) -> Self:
         """Sort settings, and where each line of the policy came from, into the parts of a run."""
         device = given.get("device", "cpu")
+        if "candidate" not in given and _OF_SIDE["candidate"].keys() & given.keys():
+            given["candidate"] = given.get("reference") or defaults(device)["reference"]
         given = {**(defaults(device) if device in get_args(Device) else {}), **given}
-        shared = {
-            part: given.pop(name) for name, part in (("model", "model"), ("engine_arg", "flags")) if name in given
-        }
-        for role in ("reference", "candidate"):
+        shared = {part: given.pop(name) for name, part in _SHARED.items() if name in given}
+        for role in ROLES:
+            own = {part: given.pop(name) for name, part in _OF_SIDE[role].items() if name in given}
             if role in given and not isinstance(given[role], Side):
-                given[role] = {"backend": given[role], **shared}
+                if "flags" in own and "flags" in shared:
+                    own["flags"] = (*shared["flags"], *own["flags"])
+                given[role] = {"backend": given[role], **shared, **own}
         for name, part in (("workload", Workload), ("policy", Policy)):
             given[name] = {field: given.pop(field) for field in part.model_fields if field in given}
         return cls(**given)
@@ -132,7 +153,7 @@ class RunSpec(Settings):
             value = self._setting(name)
             if value is None or (name not in ROLES and value == defaults(self.device).get(name, FIELDS[name].default)):
                 continue
-            if isinstance(value, tuple) and name != "engine_arg":
+            if isinstance(value, tuple) and name not in REPEATED:
                 value = ",".join(map(str, value))
             flags += [f"{flag(name)}={each}" for each in (value if isinstance(value, tuple) else (value,))]
         return flags
@@ -141,8 +162,10 @@ class RunSpec(Settings):
         """Return a setting by the name of its flag; `model` and `engine_arg` are the reference's."""
         if name in ROLES:
             return hide(name, getattr(self, name).backend)
-        if name in ("model", "engine_arg"):
-            return self.reference.model if name == "model" else hide_flags(self.reference.flags)
+        shared = {part for part in _SHARED.values() if getattr(self.reference, part) == getattr(self.candidate, part)}
+        for side, parts in ((self.reference, _SHARED), *((self.sides[role], _OF_SIDE[role]) for role in ROLES)):
+            if part := parts.get(name):
+                return _as_given(getattr(side, part)) if (part in shared) == (parts is _SHARED) else None
         return getattr(
             next(part for part in (self, self.workload, self.policy) if name in type(part).model_fields), name
         )
@@ -158,6 +181,13 @@ class RunSpec(Settings):
         return self.policy.weakened(defaults(self.device))
 
 
+def _as_given(value: Any) -> Any:
+    """Return a setting of a side as its flag gives it, without secrets."""
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={hide(name, variable)}" for name, variable in value.items())
+    return hide_flags(value) if isinstance(value, tuple) else value
+
+
 def _described(name: str, description: str) -> FieldInfo:
     """Return the field of a side, as the flag that sets it describes it."""
     return FieldInfo.merge_field_infos(Side.model_fields[name], description=description)
@@ -169,6 +199,16 @@ FIELDS: dict[str, FieldInfo] = {
     "candidate": _described("backend", "attention backend of the candidate, a kernel as module:function, or a URL"),
     "model": Side.model_fields["model"],
     "engine_arg": _described("flags", "extra flag for both servers, for example --page-size=16; may be repeated"),
+    **{
+        f"{role}_{name}": _described(part, f"{about} of the {role} alone{more}")
+        for role in ROLES
+        for name, part, about, more in (
+            ("model", "model", "model", ""),
+            ("arg", "flags", "extra engine flag", ", for example --kv-cache-dtype=fp8_e4m3; may be repeated"),
+            ("env", "environment", "environment variable", ", as NAME=VALUE; may be repeated"),
+            ("python", "interpreter", "Python that starts the engine", ", as of another environment"),
+        )
+    },
     **Workload.model_fields,
     **{name: Policy.model_fields[name] for name in POLICY},
     **{name: RunSpec.model_fields[name] for name in ("servers", "startup_timeout", "request_timeout")},
@@ -183,7 +223,9 @@ FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
 # Flags that only a run compared with the accepted baselines has.
 _GATE_FLAGS = ("baselines", "fingerprint", "reference_from")
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
-SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
+REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env")))
+"""Flags that may be given several times."""
+SERVER_FLAGS = ("device", *ROLES, "model", "engine_arg", *(name for role in ROLES for name in _OF_SIDE[role]))
 """Flags of every command that starts servers."""
 BENCH_FLAGS = (
     *SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "data", "servers",
@@ -215,7 +257,12 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
     try:
         return RunSpec._sorted({**written, **given, "given_by": sources})
     except ValidationError as error:
-        raise _usage_error(error, file or Path(FILE), set(written) - set(given)) from None
+        raise _usage_error(error, file or Path(FILE), written, given) from None
+
+
+def is_candidate_named(flags: Mapping[str, Any], file: Path | None) -> bool:
+    """Return True if a flag or the ``assay.toml`` names a candidate, and not only the default does."""
+    return flags.get("candidate") is not None or "candidate" in _read_file(file)
 
 
 def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
@@ -246,7 +293,8 @@ def _read_file(file: Path | None) -> dict[str, Any]:
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", "the path of an assay.toml", "name the file in it with --config")
     document = read_toml(path)
-    sections = {"run": set(FIELDS) - set(POLICY), "policy": set(POLICY)}
+    of_sides: dict[str, set[str]] = {role: set(_SIDE_KEYS) for role in ROLES}
+    sections = {"run": set(FIELDS) - set(POLICY), "policy": set(POLICY), **of_sides}
     _refuse_unknown(document, set(sections), f"{path}, section")
     merged: dict[str, Any] = {}
     for section, keys in sections.items():
@@ -257,15 +305,20 @@ def _read_file(file: Path | None) -> dict[str, Any]:
                 f"a table headed [{section}]",
                 f"put the keys under a line [{section}]",
             )
-        other = next(name for name in sections if name != section)
-        if moved := sorted(set(table) & sections[other]):
-            raise UsageError(
-                f"{path}, [{section}]: the key {moved[0]!r} belongs to [{other}].",
-                f"{moved[0]} under [{other}]",
-                "move it there: [run] sets what is run, [policy] the bounds that apply",
-            )
+        for other in ("run", "policy"):
+            if moved := sorted(set(table) & sections[other] - keys):
+                raise UsageError(
+                    f"{path}, [{section}]: the key {moved[0]!r} belongs to [{other}].",
+                    f"{moved[0]} under [{other}]",
+                    "move it there: [run] sets what is run, [policy] the bounds that apply, [reference] and [candidate] the sides",
+                )
         _refuse_unknown(table, keys, f"{path}, [{section}], key")
-        merged |= table
+        named = {_SIDE_KEYS[key].format(section): value for key, value in table.items()} if section in ROLES else table
+        if twice := sorted(merged.keys() & named.keys()):
+            raise UsageError(
+                f"{path} sets {twice[0]} in [run] and in [{section}].", "one of them", "remove it from one of both"
+            )
+        merged |= named
     return merged
 
 
@@ -276,16 +329,16 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
             raise UsageError(f"{where} {key!r} is unknown.", f"one of {', '.join(sorted(known))}", hint)
 
 
-def _usage_error(error: ValidationError, file: Path, of_file: Collection[str]) -> UsageError:
-    """Make the usage error of a field that is not valid; `of_file` are the fields that the ``assay.toml`` sets."""
+def _usage_error(error: ValidationError, file: Path, written: Collection[str], flags: Collection[str]) -> UsageError:
+    """Make the usage error of a field that is not valid, which the ``assay.toml`` or a flag set."""
     first = error.errors()[0]
-    name = _setting_at(first["loc"])
+    name = _setting_at(first["loc"], {*written, *flags})
     field = FIELDS.get(name)
     about = f" ({field.description})" if field and field.description else ""
     given = flag(name)
     message, value = expectation(first["msg"]), first["input"]
     where = given
-    if name in of_file:
+    if name in written and name not in flags:
         given, where = name, f"{file}, [{'policy' if name in POLICY else 'run'}]: {name}"
     choices = _choices(name)
     if value in ((), []):
@@ -298,11 +351,14 @@ def _usage_error(error: ValidationError, file: Path, of_file: Collection[str]) -
     )
 
 
-def _setting_at(place: tuple[int | str, ...]) -> str:
-    """Return the name of the flag that sets what an error is about, from its place in a `RunSpec`."""
+def _setting_at(place: tuple[int | str, ...], given: Collection[str]) -> str:
+    """Return the name of the flag that sets what an error is about, from its place in a `RunSpec`; one of those `given`, if any."""
     part, inside = (*map(str, place), "", "")[:2]
-    if part in ("reference", "candidate"):
-        return {"model": "model", "flags": "engine_arg"}.get(inside, part)
+    if part in ROLES:
+        name = _SIDE_KEYS.get(inside, "{}").format(part)
+        return next(
+            (both for both, of in _SHARED.items() if of == inside and both in given and name not in given), name
+        )
     return inside if part in ("workload", "policy") else part or "spec"
 
 

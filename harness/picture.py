@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -72,6 +72,40 @@ class Picture(Part):
                     f"a query that is {kind} has {keys} expected weights, {wanted} weights and cells of {CELLS}"
                 )
         return self
+
+    def around(self, most: int) -> Self:
+        """Return at most so many queries of one sequence, around its first that differs, with the keys of the sequence.
+
+        Keys of other sequences stay where one of these queries differs.
+        """
+        differs = [
+            kind not in ("read", "right") or any(cell in WRONG for cell in row)
+            for kind, row in zip(self.rows, self.cells, strict=True)
+        ]
+        first = differs.index(True) if True in differs else 0
+        mine = [n for n, sequence in enumerate(self.query_sequences) if sequence == self.query_sequences[first]]
+        start = max(0, min(mine.index(first) - 1, len(mine) - most))
+        queries = mine[start : start + most]
+        keys = [
+            k
+            for k, sequence in enumerate(self.key_sequences)
+            if sequence == self.query_sequences[first] or any(self.cells[n][k : k + 1] in WRONG for n in queries)
+        ]
+
+        def part(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+            return tuple(tuple(rows[n][k] for k in keys if rows[n]) for n in queries)
+
+        return self.model_copy(
+            update={
+                **{
+                    name: tuple(getattr(self, name)[n] for n in queries)
+                    for name in ("query_sequences", "query_positions", "rows")
+                },
+                **{name: tuple(getattr(self, name)[k] for k in keys) for name in ("key_sequences", "key_indices")},
+                **{name: part(getattr(self, name)) for name in ("expected", "read")},
+                "cells": tuple(map("".join, part(self.cells))),
+            }
+        )
 
     @property
     def query_breaks(self) -> tuple[int, ...]:

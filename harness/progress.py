@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 from assay.harness.text import one_line
 
-_LINE_INTERVAL_S = 10.0
+_LINE_INTERVAL_S = 30.0
 _NOTE_INTERVAL_S = 1.0
 _BAR_WIDTH = 16
 # Steps that must have been timed before the rest is estimated.
@@ -26,16 +26,19 @@ _FEWEST_FOR_ETA = 2
 
 @dataclass
 class _Count:
-    """The state of a count: when it was first seen, how much was done then, when it was last shown, and its bar."""
+    """The state of a count: when it was first seen, how much was done then, when it was last shown, and how far it is."""
 
     since: float
     before: int
     said: float
-    bar: TaskID | None = None
+    done: int = 0
+    total: int = 0
 
 
 class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
     """Shows the stages and counts of a command on a console. Thread-safe: both roles are asked at the same time.
+
+    On a terminal they share one line, which is gone in the end; elsewhere each has lines of its own.
 
     Args:
         console: where; nothing is shown on a quiet one.
@@ -52,23 +55,43 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
             BarColumn(_BAR_WIDTH),
             _State(Column(no_wrap=True, overflow="ellipsis")),
         )
-        self._bars = Progress(*columns, console=console) if console.is_terminal and not console.quiet else None
+        shown = console.is_terminal and not console.quiet
+        self._line = Progress(*columns, console=console, transient=True) if shown else None
 
     def __enter__(self) -> Self:
-        if self._bars:
-            self._bars.start()
+        if self._line:
+            self._line.add_task("", total=None, note="")
+            self._line.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bars:
-            self._bars.stop()
+        if self._line:
+            self._line.stop()
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and (ran := self.ran()):
+            self._print(f"Interrupted after {ran}.")
 
-    def say(self, text: str) -> None:
-        """Show that a stage began or ended."""
+    def ran(self) -> str:
+        """Say how far each count is; empty if nothing was counted."""
+        return ", ".join(f"{what}: {entry.done:,} of {entry.total:,}" for what, entry in self._counts.items())
+
+    def _print(self, text: str) -> None:
         line = f"[{time.monotonic() - self._start:5.0f} s] {text}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=self._bars is None)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=self._line is None)
+
+    def _move(self, what: str, done: int = 0, total: int | None = None, note: str = "") -> None:
+        """Let the line of a terminal show something else."""
+        if self._line and (ids := self._line.task_ids):
+            self._line.tasks[0].total = total  # `update` takes None for what was there before
+            self._line.update(ids[0], description=what, completed=done, note=note)
+
+    def say(self, text: str, stays: bool = False) -> None:
+        """Show that a stage began or ended; on a terminal until the next, unless it stays."""
+        if self._line is None or stays:
+            self._print(text)
+        else:
+            self._move(text)
 
     def count(self, what: str, done: int, total: int, *, may_stop: bool = False) -> None:
         """Show that `done` of `total` of `what` are done, and about how long the rest takes.
@@ -82,33 +105,32 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         now = time.monotonic()
         with self._lock:
             entry = self._counts.setdefault(what, _Count(now, done, now))
+            entry.done, entry.total = done, total
             left = "" if done >= total else _eta(now - entry.since, done - entry.before, total - done, may_stop)
-            if self._bars:
-                if entry.bar is None:
-                    entry.bar = self._bars.add_task(what, total=total, note="")
-                self._bars.update(entry.bar, completed=done, note=left)
-            elif done >= total or now - entry.said > self._interval_s:
+            self._move(what, done, total, left)
+            if self._line is None and (done >= total or now - entry.said > self._interval_s):
                 entry.said = now
-                self.say(f"{what}: {done:,} of {total:,}{left and ', ' + left}")
+                self._print(f"{what}: {done:,} of {total:,}{left and ', ' + left}")
 
     @contextmanager
     def waiting(self, what: str, note: Callable[[], str] = lambda: "") -> Iterator[None]:
-        """Show what is waited for, for how long, and what it said last: something that takes minutes and cannot be counted.
+        """Show what is waited for, for how long, and what it said since it was last shown: something that cannot be counted.
 
         Args:
             what: what is waited for, such as "starting reference triton".
             note: its last words, such as the last line of a server's log; asked from a thread, at most once a second.
         """
         ended, start = threading.Event(), time.monotonic()
-        bar = self._bars.add_task(what, total=None, note="") if self._bars else None
+        self._move(what)
 
         def watch() -> None:
-            while not ended.wait(_NOTE_INTERVAL_S if self._bars else self._interval_s):
+            before = ""
+            while not ended.wait(_NOTE_INTERVAL_S if self._line else self._interval_s):
                 last = one_line(note(), 160)
-                if self._bars and bar is not None:
-                    self._bars.update(bar, note=last)
-                else:
-                    self.say(f"{what}: {duration(time.monotonic() - start)}{last and ': ' + last}")
+                new, before = last if last != before else "", last
+                self._move(what, note=last)
+                if self._line is None:
+                    self._print(f"{what}: {duration(time.monotonic() - start)}{new and ': ' + new}")
 
         watcher = threading.Thread(target=watch, name="assay-progress", daemon=True)
         watcher.start()
@@ -117,8 +139,6 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         finally:
             ended.set()
             watcher.join()
-            if self._bars and bar is not None:
-                self._bars.remove_task(bar)
 
 
 class _State(ProgressColumn):

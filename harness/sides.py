@@ -94,6 +94,17 @@ class Side(Settings):
     flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")
     environment: dict[str, str] = Field({}, description="further environment variables of the engine's process")
 
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        """Read variables as a command line gives them: ("NAME=VALUE", ...)."""
+        if isinstance(value, Mapping):
+            return value
+        pairs = [str(pair).partition("=") for pair in value]
+        if wrong := [name for name, equals, _ in pairs if not name or not equals]:
+            raise ValueError(f"NAME=VALUE, not {wrong[0]!r}")
+        return {name: variable for name, _, variable in pairs}
+
     def launched_with(self, environment: Mapping[str, str], flags: tuple[str, ...] = ()) -> Side:
         """Return the side with further environment variables, and further flags, which its own override."""
         return self.model_copy(

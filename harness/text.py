@@ -112,21 +112,23 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share in percent, to two significant digits; "not finite" for infinity and NaN."""
+    """Format a share in percent, to two significant digits, from ten percent up to three; "not finite" for infinity and NaN."""
     if not math.isfinite(share):
         return "not finite"
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+    return f"{float(f'{100 * share:.3g}'):,.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
-def two_digits(ratio: float) -> str:
-    """Format to two significant digits, without an exponent below a million million: "0.37", "140", "12,000", "2.4 million"."""
+def times(ratio: float) -> str:
+    """Format a ratio to two significant digits, without an exponent below a million million: "0.37 ×", "14,000,000 ×"."""
     if not math.isfinite(ratio):
         return "not finite"
     rounded = float(f"{ratio:.2g}")
-    for unit, name in ((1e9, " billion"), (1e6, " million")):
-        if unit <= rounded < 1_000 * unit:
-            return f"{rounded / unit:g}{name}"
-    return f"{rounded:,g}"
+    return f"{rounded:,.0f} ×" if 10 <= rounded < 1e12 else f"{rounded:g} ×"
+
+
+def three_digits(number: float) -> str:
+    """Format a number of points or percent, to a tenth and to at most three digits: "0", "1.9", "85.5", "100"."""
+    return f"{float(f'{round(number, 1):.3g}') + 0.0:,g}"  # adding 0 turns -0.0 into 0.0
 
 
 def how_ended(status: int) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from assay.harness.conditions import BORDER_TOKENS, has_cached_prefix
-from assay.harness.evidence.kernel_result import Coverage, Gap, KernelResult, Value
+from assay.harness.evidence.kernel_result import Coverage, Gap, KernelResult, Tried, Value
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.localize.features import words
-from assay.harness.text import counted, few, listed, met, one_line, two_digits
-from assay.harness.verdict import serious
+from assay.harness.progress import duration
+from assay.harness.text import counted, few, listed, met, one_line, times
+from assay.harness.verdict import cause_of, serious
 from assay.reports.document import (
     Block,
     CaseResult,
@@ -22,11 +24,13 @@ from assay.reports.document import (
     Findings,
     Items,
     Line,
+    Row,
     Section,
     Suite,
     Table,
 )
-from assay.reports.terminal import plain_text
+from assay.reports.terminal import explaining, plain_text
+from assay.reports.wording.say import said_finding
 
 _MAX_REFUSALS = 3
 # Most values of an axis that one line names.
@@ -35,9 +39,8 @@ _MAX_VALUES = 4
 _FEWER = 8
 # Most wrong kernels whose causes one line names.
 _MAX_CAUSES = 3
-# Most characters of a test that a terminal or an assertion shows: more are numbers.
-_MAX_TEST = 3000
-_TEST = "A test that reproduces it"
+# Most rows of one label of the first screen.
+_MAX_ROWS = 3
 _WRONG = {
     "output": "wrong", "lse-wrong": "log-sum-exps wrong", "input-written": "input overwritten",
     "returned": "output of another shape, dtype or device", "outside": "memory outside of its tensors written",
@@ -190,7 +193,7 @@ def sentence(results: Sequence[KernelResult]) -> str:
     worst = max((result.worst for result in results if result.worst_bound is not None), default=None)
     refused = sum(len(result.refused) + len(result.excluded) + result.left_out for result in results)
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
-    parts += [f"worst {two_digits(worst)} of its bound"] if worst is not None else []
+    parts += [f"worst {times(worst)} its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []
     why = _cause(results)
     return f"{why}; {', '.join(parts)}" if why else ", ".join(parts)
@@ -208,7 +211,10 @@ def check_document(result: KernelResult, verbose: bool = False) -> Document:
         command="replay" if result.recorded else "check",
         title=one_line(result.kernel, 60),
         verdict=result.verdict,
+        word="partial pass" if result.quick and result.verdict == "pass" else "",
         headline=f"{'; '.join(result.missing)}." if undecided else f"{result.summary()}.",
+        first=_first(result),
+        screen=_screen(result),
         crumbs=[
             Cell(one_line(result.kernel, 80), code=True),
             f"{result.computed:,} calls computed, {len(result.refused):,} refused",
@@ -218,6 +224,77 @@ def check_document(result: KernelResult, verbose: bool = False) -> Document:
         suites=[_suite(result)],
         result=result,
     )
+
+
+def _first(result: KernelResult) -> str:
+    """Return the first line of a terminal: what the kernel does wrong, on how many calls, and how long it took."""
+    cause = cause_of(result.findings)
+    said = result.extent(cause.does if cause else "")
+    return " · ".join([said, *([result.error] if result.verdict == "pass" else []), duration(result.seconds)])
+
+
+def _screen(result: KernelResult) -> list[Row]:
+    """Return the rows: what was observed, where it is wrong, the smallest call, the next command; or what is missing or covered."""
+    missing = [Row("Missing" * (not n), one_line(text, 160)) for n, text in enumerate(result.missing[:_MAX_ROWS])]
+    wrong, rows = serious(result.findings), list[Row]()
+    for finding in map(said_finding, wrong[:1]):
+        rows.append(Row("Observed", one_line(finding.operator or finding.sentence, 200), picture=finding.picture))
+    rows += (
+        [Row("Also wrong", few([one_line(finding.title, 60) for finding in wrong[1:]], _MAX_ROWS))] if wrong[1:] else []
+    )
+    if (tried := result.tried) is not None:
+        rows.append(
+            Row(
+                "Fails at",
+                f"{_condition(tried)}: {tried.wrong} of {tried.wrong} tries; right at {tried.right} of {tried.right} others",
+            )
+        )
+    elif result.axes:
+        axis = result.axes[0]
+        rows.append(
+            Row(
+                "Fails at", f"{axis.name} {_ranges(axis.wrong, axis.right)}; right at {_ranges(axis.right, axis.wrong)}"
+            )
+        )
+    rows += [Row("Error", result.error.removeprefix("worst error "))] if wrong and result.error else []
+    rows += [Row("Smallest", one_line(result.smallest, 160))] if result.smallest else []
+    if result.verdict == "pass" and (covered := _covered_briefly(result)):
+        rows.append(Row("Covered", covered))
+    rows = [*missing, *rows] if result.verdict == "inconclusive" else [*rows, *missing[:1]]
+    if result.verdict == "inconclusive":
+        rows += [
+            Row("Not covered" * (not n), one_line(gap, 160)) for n, gap in enumerate(_not_covered(result)[:_MAX_ROWS])
+        ]
+    elif gaps := [_named(gap) for gap in result.coverage.gaps]:
+        rows.append(Row("Not covered", few(gaps, 2)))
+    return [*rows, *_next(result)]
+
+
+def _next(result: KernelResult) -> list[Row]:
+    """The commands to go on with; none for a kernel that no command can name."""
+    steps: list[tuple[str, str]] = []
+    if result.test and result.again:
+        name = re.sub(r"\W+", "_", result.kernel.rpartition(":")[2])
+        steps.append((f"{result.again} --test test_{name}.py", "writes a test that fails"))
+    for finding in serious(result.findings)[:1]:
+        steps += [(command, "wrong and right code") for command in explaining(finding)]
+    if not steps and result.again:
+        steps = [(f"{result.again} --all", "all that was found and covered")]
+    return [Row("Next" * (not n), Cell(command, code=True), about) for n, (command, about) in enumerate(steps)]
+
+
+def _covered_briefly(result: KernelResult) -> str:
+    """Say in one line what a pass covers; `_covered` has the whole of it."""
+    if result.recorded:
+        return f"{result.calls} of {result.recorded} recorded calls, {result.with_prefix} with a cached prefix"
+    values = result.coverage.values
+    parts = [", ".join(values.get("dtype", ())), f"head_dim {', '.join(values.get('head_dim', ()))}"]
+    parts += [f"{phase} to {max(reach.keys):,} keys" for phase, reach in result.coverage.reach.items() if reach.keys]
+    return "; ".join([*parts, f"{result.coverage.runs:,} runs on {result.coverage.device}"])
+
+
+def _named(gap: Gap) -> str:
+    return (gap.what or gap.example) + (f" ({counted(gap.calls, 'call')})" if gap.calls else "")
 
 
 def _body(result: KernelResult, traceback: str = "") -> list[Block]:
@@ -236,10 +313,19 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
     covered += [f"Not covered: {gap}" for gap in _not_covered(result)]
     body += [Section("What it covered", [Items(covered)], "covered")] if covered else []
     if reaches := _reaches(result.coverage):
-        body.append(Section("What was met together", reaches, "together", detail=True))
+        body.append(Section("What was met together", reaches, "together", detail=True, folded=True))
     again: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
-    again += [*_reproducing(result.test), *([Code(result.again, "Repeat this check")] if result.again else [])]
+    again += (
+        [Section("", [Code(result.test, "A test that reproduces it", "python")], detail=True)] if result.test else []
+    )
+    again += [Code(result.again, "Repeat this check")] if result.again else []
     return [*body, *([Section("See it again", again, "again")] if again else [])]
+
+
+def _condition(tried: Tried) -> str:
+    """Say on which sequences a kernel is wrong, with what of them is wrong unless it is the output."""
+    fault = f"{_WRONG.get(tried.fault, one_line(tried.fault))} where " * (tried.fault != "output")
+    return f"{fault}{words((*tried.rule, *tried.part), tried.context)}"
 
 
 def _where(result: KernelResult) -> list[Block]:
@@ -274,17 +360,6 @@ def _ranges(values: Sequence[Value], others: Sequence[Value]) -> str:
     runs = {bisect(borders, n): [m for m in numbers if bisect(borders, m) == bisect(borders, n)] for n in numbers}
     parts += [f"{run[0]:g}" if len(run) == 1 else f"{run[0]:g} to {run[-1]:g}" for run in runs.values()]
     return ", ".join(parts) or "none"
-
-
-def _reproducing(test: str) -> list[Block]:
-    """A test that reproduces a wrong output; none where there is no such test. A terminal shows none of numbers."""
-    code = Code(test, _TEST, "python")
-    if len(test) <= _MAX_TEST:
-        return [code] if test else []
-    return [
-        Line(f"{_TEST} holds the numbers of the call: --json and --html have it."),
-        Section("", [code], detail=True),
-    ]
 
 
 def _suite(result: KernelResult) -> Suite:

@@ -22,10 +22,11 @@ from assay.reports.document import (
     Block,
     CaseResult,
     Cell,
-    Checks,
     Code,
     Document,
     Drawing,
+    Entries,
+    Entry,
     Facts,
     Items,
     Line,
@@ -33,18 +34,23 @@ from assay.reports.document import (
     Suite,
     Table,
     Words,
+    checks_blocks,
+    first_words,
 )
-from assay.reports.summary import number
+from assay.reports.summary import NOTHING, number
+from assay.reports.svg import intervals_chart
 from assay.reports.trace_timeline import timeline_svg
 from assay.reports.wording.comparison import COVERS, cell_text, comparison_words, first_places, layer_text
 from assay.reports.wording.say import say
 from assay.reports.wording.written import worded_json
 
-# Rows of a table, and flips, that the terminal shows.
-_SHOWN, _FLIPS = 20, 5
+# Rows of a table that the terminal shows.
+_SHOWN = 20
 # Most rows and names of tensors on the page.
 _TENSORS_SHOWN = 100
-_TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
+_TASK_COLUMNS = (
+    "task", "metric", "pairs", "A ± error", "B ± error", "lost", "gained", "loss in points", "McNemar p", "verdict",
+)  # fmt: skip
 _TENSOR_COLUMNS = ("layer", "boundary", "tensor", "cells out of bounds", "worst error", "bound", "first", "worst")
 # Of tensors and traces, which are equal or not; a result is as good or not.
 _WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "inconclusive": "Not compared"}
@@ -53,16 +59,20 @@ _WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "incon
 def compare_document(result: Comparison) -> Document:
     """Both sides, what differs, the checks, and the verdict, which a terminal shows last."""
     headline, why = comparison_words(result)
-    reasons, covers = [one_line(reason, 700) for reason in why], COVERS.get(result.kind, "")
+    covers = COVERS.get(result.kind, "")
+    reasons = [one_line(reason, 700) for reason in map(say, result.why) if reason not in headline]
+    missing = "What is missing" if result.verdict == "inconclusive" else "Checks"
+    checks = Section(missing, checks_blocks(result.checks) if result.checks else [], "checks")
     body: list[Block] = [
         Facts([_side("A", result.a), _side("B", result.b)]),
         *(Line(f"Note: {say(note)}") for note in result.notes),
-        Section("Reasons", [Items(reasons)] if len(reasons) > 1 else [], "reasons"),
+        *([checks] if result.verdict == "inconclusive" else []),
+        Section("Reasons", [Items(reasons)] if reasons else [], "reasons"),
         *(_answers(result.answers) if result.answers else []),
         *(_tensors(result.tensors) if result.tensors else []),
         *(_traces(result.trace) if result.trace else []),
-        Section("Checks", [Checks(result.checks)] if result.checks else [], "checks"),
-        *([Line(covers)] if covers else []),
+        *([] if result.verdict == "inconclusive" else [checks]),
+        *([Line(covers, "quiet after")] if covers else []),
         *([Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []),
     ]
     tasks = result.answers.tasks if result.answers else ()
@@ -100,35 +110,56 @@ def _answers(answers: ComparedAnswers) -> Iterator[Block]:
             for task in answers.tasks
             if task.differs or task.test == "unpaired"
         ]
-        table = Table(_TASK_COLUMNS, [_task(task) for task in [*answers.tasks, *whole]], most=_SHOWN)
-        yield Section("Scores", [table, *alone], "scores")
-    if answers.flips:
+        rows = [*answers.tasks, *whole]
+        table = Table(_TASK_COLUMNS, list(map(_task, rows)), numbers=range(2, 9), style="scores stacked", most=_SHOWN)
+        known = {
+            task.name or "all tasks": (100 * task.loss, 100 * task.low, 100 * task.high)
+            for task in rows
+            if task.test not in ("unpaired", "bootstrap") and task.pairs
+        }
+        drawn = intervals_chart(
+            "; ".join(f"{name}: loss {loss:.1f} points, {low:.1f} to {high:.1f}" for name, (loss, low, high) in known.items()),
+            known, 100 * answers.margin, "loss in points; tinted: beyond the margin",
+        )  # fmt: skip
+        yield Section("Scores", [table, Drawing(drawn), *alone], "scores")
+    if answers.flips or answers.steady:
         changed, count = answers.overall.lost + answers.overall.gained, len(answers.flips)
-        first: list[Block] = [Line(f"The first {count} of {changed}.", "quiet")] if changed > count else []
-        yield Section("Flips", [*first, _flips_table(answers.flips)], "flips")
+        most = f"The first {count} of {changed} that changed"
+        most += f", and the first {len(answers.steady)} that did not." if answers.steady else "."
+        yield Section("Answers", [Line(most, "quiet"), _entries([*answers.flips, *answers.steady])], "flips")
 
 
-def _flips_table(flips: Sequence[AnswerFlip]) -> Table:
-    """The questions that one side got right and the other did not."""
-    rows = []
-    for flip in flips:
-        task = one_line(flip.task, 40)
-        named = f"{task} {one_line(flip.key, 20)}".strip()
-        what = Cell(one_line(flip.question, 200), note=task) if flip.question else named
-        said = (one_line(flip.target, 80), one_line(flip.a, 200), one_line(flip.b, 200))
-        rows.append((what, Cell(flip.direction, flip.direction), *said))
-    return Table(("Question", "", "Expected", "A", "B"), rows, style="stacked", most=_FLIPS)
+def _entries(flips: Sequence[AnswerFlip]) -> Entries:
+    """The questions by their first words, those that one side got right and the other did not first."""
+    entries = []
+    for flip, begins in zip(flips, first_words([flip.question for flip in flips]), strict=True):
+        task, name = one_line(flip.task, 40), one_line(begins, 100) or one_line(flip.key, 40)
+        target, a, b = (
+            Cell(one_line(text, 40) or NOTHING, "strong") for text in (flip.target, flip.a[-200:], flip.b[-200:])
+        )
+        entries.append(
+            Entry(
+                Cell(flip.direction, flip.direction.removeprefix("both ")), name, ("expected ", target, ", A ", a, ", B ", b), task,
+                (("A", flip.a, ""), ("B", flip.b, ""), ("Question", flip.question, ""), ("Expected", flip.target, "")),
+                (flip.direction, task),
+            )
+        )  # fmt: skip
+    return Entries("Questions and answers", entries, ("direction", "task"))
 
 
-def _task(task: ComparedTask) -> tuple[str, ...]:
+def _task(task: ComparedTask) -> tuple[Words, ...]:
     name, metric = one_line(task.task, 60) or "all tasks", one_line(task.metric, 40)
     unpaired = task.test == "unpaired"
     if not task.pairs and not unpaired:
-        return (name, metric, "0", *[""] * 6, task.verdict)
+        return (name, metric, "0", *[""] * 6, Cell(task.verdict, task.verdict))
     shown = f" ({100 * task.low:.1f} to {100 * task.high:.1f})" if task.low > -1 or task.high < 1 else ""
     counts = ("unpaired", "", "") if unpaired else (f"{task.pairs:,}", f"{task.lost:,}", f"{task.gained:,}")
     loss, p = f"{100 * task.loss + 0.0:.2f}{shown}", "" if unpaired else f"{task.p_mcnemar:.2g}"
-    return (name, metric, counts[0], f"{task.a:.4f}", f"{task.b:.4f}", *counts[1:], loss, p, task.verdict)
+    means = (
+        f"{mean:.4f}" + ("" if error is None else f" ± {error:.4f}")
+        for mean, error in ((task.a, task.a_error), (task.b, task.b_error))
+    )
+    return (name, metric, counts[0], *means, *counts[1:], loss, p, Cell(task.verdict, task.verdict))
 
 
 def _tensors(tensors: ComparedTensors) -> Iterator[Block]:

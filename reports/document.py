@@ -9,7 +9,8 @@ A body consists of ten kinds of blocks:
 - `Line`, `Items`, `Facts`, `Code`: a paragraph, a list, names with values, and what is to be copied;
 - `Table`: rows of cells, also as cards or as a matrix of verdicts;
 - `Findings`, `Checks`: what is wrong, and the requirements of a pass;
-- `Drawing`, `Entries`: a chart or heat maps, and a list that unfolds and can be filtered, both for a page alone;
+- `Drawing`: a chart or heat maps, for a page alone;
+- `Entries`: a list that a page unfolds and filters;
 - `Section`: blocks below a heading, or in a box.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from assay.harness.picture import Picture
 from assay.harness.text import one_line
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict, exit_code_of
 from assay.reports.wording.requirements import SaidCheck, said_check
@@ -172,11 +174,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Entries:
-    """A list for a page, whose entries unfold to texts of others, and which can be filtered."""
+    """A list whose entries unfold to texts of others on a page, where it can be filtered; elsewhere the first are lines."""
 
     title: str
     entries: Sequence[Entry]
     filters: Sequence[str] = ()
+    most: int = 5
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class Section:
         detail: whether only a page shows it.
         folded: whether a page and Markdown fold the blocks; None if they cannot be folded.
         lead: the sentence below the title, which stays visible when the blocks are folded.
-        short: title in the contents of a page; empty for the whole.
+        short: title in the contents of a page, which one of more than three sections has; empty for the whole.
         sign: verdict whose sign stands there.
         style: class of the style sheet.
     """
@@ -203,6 +206,23 @@ class Section:
     short: str = ""
     sign: Verdict | None = None
     style: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the first screen.
+
+    Attributes:
+        label: a word or two; empty to continue the row above.
+        text: what there is to say; code is a command, which is never broken.
+        limit: what it is judged by, or what a command shows, in a column of its own.
+        picture: drawn below the text.
+    """
+
+    label: str
+    text: Words
+    limit: str = ""
+    picture: Picture | None = None
 
 
 Block = Line | Items | Facts | Table | Findings | Checks | Code | Drawing | Entries | Section
@@ -251,15 +271,16 @@ class Document:
         verdict: None for a document that has none.
         exit_code: of the command, where it is not that of the verdict.
         word: in the header; empty for that of the verdict.
-        headline: one sentence, below the word; a terminal shows it last.
+        headline: one sentence, below the word; the first line of a terminal, unless `first` is.
+        first: what a terminal's first line says instead, where rows say more than the headline.
+        screen: the rows below it; without any, a terminal shows the body.
         remedy: what to do at once, below the headline.
         meaning: what the headline does not say; None for what the verdict means and the exit code.
         created: ISO 8601; empty if it does not matter.
         crumbs: above the word: what was examined.
-        contents: whether a page begins with links to its sections.
         foot: what a page says at its end, before the command that made it.
         result: what its JSON holds; None for a document without.
-        page: where its page is; the last line of an output names it.
+        page: where its page is; the last row of a terminal names it.
     """
 
     command: str
@@ -267,13 +288,14 @@ class Document:
     verdict: Verdict | None
     headline: str
     body: Sequence[Block]
+    first: str = ""
+    screen: Sequence[Row] = ()
     exit_code: int | None = None
     word: str = ""
     remedy: str = ""
     meaning: str | None = None
     created: str = ""
     crumbs: Sequence[Words] = ()
-    contents: bool = False
     foot: str = ""
     suites: Sequence[Suite] = ()
     result: BaseModel | None = None
@@ -287,14 +309,17 @@ class Document:
         return decided if self.exit_code is None else self.exit_code
 
     @property
-    def conclusion(self) -> str:
-        """The last line of an output, which stays on the screen: verdict, exit code and why; empty if nothing is decided."""
+    def called(self) -> str:
+        """The word of the verdict, as an answer begins with it; empty for a document without one."""
+        return (self.word or self.verdict or "").upper()
+
+    @property
+    def answer(self) -> str:
+        """The first line of an output: verdict, what was decided, and the exit code; empty if nothing is decided."""
         if self.exit_code is None and self.verdict is None:
             return ""
-        if self.exit_code is not None:
-            return one_line(self.headline, 700) + (f" (exit code {self.exit_code})" if self.exit_code else "")
-        said = one_line(f"{(self.word or self.verdict or '').upper()} (exit code {self.code}): {self.headline}", 700)
-        return one_line(f"{one_line(said, 440)} Report: {self.page}", 700) if self.page else said
+        said = one_line(self.first or self.headline, 640).rstrip(".")
+        return f"{self.called}{'   ' * bool(self.called)}{said} · exit {self.code}"
 
 
 def plain(words: Words) -> str:
@@ -310,6 +335,23 @@ def blocks_of(blocks: Sequence[Block]) -> Iterator[Block]:
         yield block
         if isinstance(block, Section):
             yield from blocks_of(block.blocks)
+
+
+def checks_blocks(checks: Sequence[Check]) -> list[Block]:
+    """The requirements that are not met, and below them, folded, those that are."""
+    met, unmet = ([check for check in checks if (check.status == "ok") == ok] for ok in (True, False))
+    title = f"{len(met)} {'check is' if len(met) == 1 else 'checks are'} ok"
+    blocks: list[Block] = [Checks(unmet)] if unmet else []
+    blocks += [Section(title, [Checks(met)], detail=True, folded=True)] if met else []
+    return blocks or [Line("Nothing was checked.", "empty")]
+
+
+def first_words(texts: Sequence[str]) -> list[str]:
+    """Return texts without the words that all of them begin with, such as an instruction."""
+    lines = [" ".join(text.split()) for text in texts]
+    first, last = min(lines, default=""), max(lines, default="")  # what these two share, all share
+    alike = next((n for n, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), 0)
+    return [line[first.rfind(" ", 0, alike) + 1 :] for line in lines]
 
 
 def code_lines(code: Code) -> list[str]:

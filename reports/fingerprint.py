@@ -153,7 +153,7 @@ def diff_document(result: FingerprintDiff) -> Document:
 def _line(difference: Difference) -> Words:
     note = f"declared by {difference.declared}" if difference.declared else ""
     return (
-        Cell(difference.says, "regression" if difference.counts else "", note=note),
+        Cell(difference.says, "beyond" if difference.counts else "", note=note),
         Cell(f"  [{difference.name}]", "quiet"),
     )
 

@@ -1,14 +1,30 @@
-"""Annotations of a GitHub Actions run: workflow commands on standard output."""
+"""What GitHub Actions shows of a command: annotations, which are workflow commands on a stream, and the step's summary."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import TextIO
+
 from assay.harness.text import one_line
 from assay.reports import document as doc
+from assay.reports.markdown import to_markdown
 
 # GitHub shows at most ten annotations of each level per step.
 _MAX_ANNOTATIONS = 8
 # GitHub shows at most 255 characters of a title.
 _MAX_TITLE = 200
+
+
+def write_for_actions(document: doc.Document, stream: TextIO) -> None:
+    """Write a verdict where GitHub Actions shows it; do nothing elsewhere, or for a document without a verdict."""
+    if document.verdict is None:
+        return
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        stream.write(workflow_commands(document))  # GitHub reads its lines: nothing may wrap or colour them
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(to_markdown(document))
 
 
 def workflow_commands(document: doc.Document) -> str:
@@ -26,7 +42,7 @@ def workflow_commands(document: doc.Document) -> str:
             case doc.Findings():
                 for finding in block.findings[:_MAX_ANNOTATIONS]:
                     kind = "error" if finding.severity == "serious" else "warning"
-                    says = f"{finding.sentence} To reproduce: {finding.reproduce}"
+                    says = finding.sentence + (f" To reproduce: {finding.reproduce}" if finding.reproduce else "")
                     lines.append(_command(kind, f"assay {finding.id}: {finding.where}", says))
             case doc.Checks():
                 unmet = [check for check in block.checks if check.status in ("failed", "missing")]

@@ -29,7 +29,9 @@ _MOST, _UNREAD = 20, 5  # rows of a table, and places that were not read, outsid
 def ingest_document(result: IngestResult) -> Document:
     """Build the document: all findings first, the commands that prove them, then each file, and what was not read."""
     steps = "\n".join(one_line(step, 600) for step in result.next_steps)
-    proof = Section("To prove the cause", [Code(steps, "A file only suggests; these commands measure")], "next")
+    proof = Section(
+        "To prove the cause", [Code(steps, "A file only suggests; these commands measure")], "next", short="Prove it"
+    )
     return Document(
         command="ingest",
         title=one_line(result.documents[0].file.path, 60),
@@ -84,13 +86,15 @@ def _file(number: int, document: ingested.FileDocument) -> Section:
         for fact in document.facts
         if fact not in answers
     ]
-    blocks += [Table(("Fact", "The file says", "Where"), rows, most=_MOST)] if rows else []
+    says: list[Block] = [Table(("Fact", "The file says", "Where"), rows, most=_MOST)] if rows else []
     details: list[Block] = [
         Code(clip(fact.text, TEXT_SHOWN), ", ".join([fact.title, *(_place(cite, file.unit) for cite in fact.cites)]))
         for fact in answers
     ]
-    blocks += [_table(table) for table in document.tables]
-    return Section(one_line(file.path, 120), [*blocks, Section("", details, detail=True)], f"file-{number}")
+    says += [*map(_table, document.tables), *([Section("", details, detail=True)] if details else [])]
+    blocks += [Section("What the file says", says, folded=True)] if says else []
+    name = one_line(file.path.rpartition("/")[2], 40)
+    return Section(one_line(file.path, 120), blocks, f"file-{number}", short=name)
 
 
 def _table(table: ingested.FactTable) -> Table:

@@ -10,7 +10,6 @@ from assay.reports.document import (
     Block,
     CaseResult,
     Cell,
-    Checks,
     Document,
     Facts,
     Findings,
@@ -19,6 +18,7 @@ from assay.reports.document import (
     Suite,
     Table,
     Words,
+    checks_blocks,
 )
 from assay.reports.summary import NOTHING
 from assay.reports.wording.invariance import NO_ARM, clauses
@@ -65,9 +65,9 @@ def _body(result: InvarianceResult) -> list[Block]:
         ),
         Section("Findings", [Findings(result.findings)] if result.findings else [], "findings"),
         Section("Variants", [Line(_says(result), "quiet"), _arms(result)], "arms"),
-        Section("Features", [_features(result.features)], "features"),
+        Section("Features", _features(result.features), "features"),
         Section("Pairs", [_matrix(result), *_left_out(result)], "pairs", detail=True),
-        Section("Requirements of a pass", [Checks(result.checks)], "checks"),
+        Section("Requirements of a pass", checks_blocks(result.checks), "checks"),
     ]
     facts: list[tuple[Words, ...]] = [
         ("Hardware", result.hardware),
@@ -100,12 +100,22 @@ def _nats(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2g}"
 
 
-def _features(rows: tuple[FeatureRow, ...]) -> Table:
-    return Table(
-        ("feature", "effect", "variants", "shown by"),
-        [(row.id, row.title, f"{row.arms}", row.seen or f"not covered: {row.not_covered or NO_ARM}") for row in rows],
-        numbers=(2,),
-    )
+def _features(rows: tuple[FeatureRow, ...]) -> list[Block]:
+    """Tabulate the features that were on, and folded below those that were not."""
+    on, off = ([row for row in rows if bool(row.seen) == seen] for seen in (True, False))
+    tables = [
+        Table(
+            ("feature", "effect", "variants", "shown by"),
+            [
+                (row.id, row.title, f"{row.arms}", row.seen or f"not covered: {row.not_covered or NO_ARM}")
+                for row in some
+            ],
+            numbers=(2,),
+        )
+        for some in (on, off)
+    ]
+    fold = Section(f"{counted(len(off), 'feature')} not covered", [tables[1]], folded=True)
+    return [*([tables[0]] if on else []), *([fold] if off else [])]
 
 
 def _matrix(result: InvarianceResult) -> Table:

@@ -34,7 +34,7 @@ def layer_diff_section(layers: LayersResult) -> Section:
         details.append(Code(replay_command(layers.pack), about))
     blocks = [*map(Line, lines), *_by_prefix(layers), Section("", [*details, *_depth(layers)], detail=True)]
     return Section(
-        "Layer diff", blocks, "layer-diff", folded=judged and not layers.sources, lead=lead, short="Layers", style="layer-diff",
+        "Layer diff", blocks, "layer-diff", folded=judged and not layers.sources, lead=lead, style="layer-diff",
     )  # fmt: skip
 
 
@@ -120,7 +120,8 @@ def _maps(layers: LayersResult) -> list[Block]:
         return []
     title = "Difference from the reference" if layers.against_truth else "Error"
     about = Line("Each cell is the worst over query positions and places in the batch, not the average.", "quiet")
-    small: list[Block] = [Drawing(others, "small")] if others else []
+    by = "By cached prefix, position and place in the batch"
+    small: list[Block] = [Section(by, [Drawing(others, "small")], folded=True)] if others else []
     return [Section(f"{title} by layer and head", [about, Drawing(heads), *small])]
 
 

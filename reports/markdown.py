@@ -95,6 +95,12 @@ def _block(block: doc.Block) -> list[str]:
             return [*(f"- **{name}**: {values}" for name, values in rows), ""]
         case doc.Table():
             return _table(block)
+        case doc.Entries():
+            lines = [
+                f"- {_words((entry.status, f': {entry.name}: '))}{_words(entry.about)}"
+                for entry in block.entries[: block.most]
+            ]
+            return [*lines, *_left(len(block.entries), block.most), ""]
         case doc.Findings():
             shown = [line for finding in block.findings[:_MOST] for line in _finding(finding)]
             return [*shown, *_left(len(block.findings), _MOST), ""] if block.findings else []
@@ -114,7 +120,7 @@ def _section(section: doc.Section) -> list[str]:
     inner = [*([_escape(section.lead, 700), ""] if section.lead else []), *_lines(section.blocks)]
     if not inner or not section.title:
         return inner
-    if section.folded:
+    if section.folded and any(map(_block, section.blocks)):
         return [f"<details><summary>{_words(section.title)}</summary>", "", *inner, "</details>", ""]
     return [f"**{_words(section.title)}**", "", *inner]
 

@@ -34,7 +34,7 @@ _CELLS = {
     WRONGLY_SEEN: ("wrongly seen", "yellow", svg.PALETTE["chart-wrong"]),
     WRONG_WEIGHT: ("wrong weight", "blue", svg.CANDIDATE),
     ELSEWHERE: ("from elsewhere", "magenta", svg.PALETTE["chart-unparsed"]),
-    NONE: ("rightly none", "dim", ""),
+    NONE: ("rightly unseen", "dim", ""),
 }
 # Of a row without weights, or with more than weights: the sign of each of its cells, and its words.
 _ROWS: dict[RowKind, tuple[str, str]] = {
@@ -46,6 +46,7 @@ _ROWS: dict[RowKind, tuple[str, str]] = {
 # CSS pixels: the room of a page, the largest cell, the smallest whose sign can be told from others, and around a panel.
 _ROOM, _LARGEST, _SMALLEST, _TOP, _BELOW, _RIGHT = 930, 20, 10, 20, 20, 18
 _DIGIT = 7  # CSS pixels of a character of a label
+_KEYS_OF_A_QUERY = 24  # most that a line shows
 _SHADES = 8  # of a weight, from the least to the largest of its query
 
 
@@ -248,12 +249,15 @@ def _cross(x: float, y: float, r: float) -> str:
     return f"M{x - r:g},{y - r:g}l{2 * r:g},{2 * r:g}M{x - r:g},{y + r:g}l{2 * r:g},-{2 * r:g}"
 
 
-def text(picture: Picture, width: int = 100) -> Text:
+def text(picture: Picture, width: int = 100, most: int = 0) -> Text:
     """Print the picture as lines of characters, one for each cell, with a legend and the caption.
+
+    Of a picture of at most so many queries, those around the first that differs are shown, and no caption.
 
     All three panels are shown if they fit into so many columns, else only what differs, and of that only the keys that fit: the
     same characters say what was expected and what was read.
     """
+    picture = picture.around(most) if most else picture
     grids, labels = _grids(picture), _query_labels(picture)
     margin = max(map(len, ("query", *labels))) + 1
     marks = [f" {_ROWS[kind][0]}" if kind in _ROWS and kind in WITH_WEIGHTS else "" for kind in picture.rows]
@@ -278,8 +282,20 @@ def text(picture: Picture, width: int = 100) -> Text:
                 drawing.append(" " * (size - len(shown) + 2))
         drawing.append(marks[n], "red").append("\n")
     words = ", ".join(f"{sign} {words}" for sign, words in _legend(picture))
-    drawing.append("\n".join([*wrap(words, width), *wrap(caption(picture) + cut, width)]))
+    drawing.append(
+        "\n".join(wrap(words, width) if most else [*wrap(words, width), *wrap(caption(picture) + cut, width)])
+    )
     return drawing
+
+
+def one_query(picture: Picture) -> str:
+    """Return the first query that differs, in a line: the keys that it should see, and those that it sees."""
+    part = picture.around(2)
+    grids, columns = _grids(part), _columns_that_fit(part, _KEYS_OF_A_QUERY)
+    n = next((n for n, row in enumerate(part.cells) if any(cell in WRONG for cell in row)), 0)
+    expected, read = ("".join(grids[title][n][k] for k in columns) for title in ("expected", "read"))
+    cut = f" (keys {ranges([part.key_indices[k] for k in columns])})" if len(columns) < len(part.key_indices) else ""
+    return f"query {_query_labels(part)[n]} should see {expected}, sees {read}{cut}"
 
 
 def _columns_that_fit(picture: Picture, room: int) -> range:

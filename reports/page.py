@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +29,7 @@ from assay.reports.terminal import explaining
 from assay.reports.wording.layers import grid_title
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 TEXT_SHOWN = 2_000
 """Most characters embedded of a prompt or an answer."""
 
@@ -85,6 +88,19 @@ def _policy(style: str, script: str) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _unbroken(text: str) -> str:
+    """Text in which a number stays on one line with its sign or unit, and with the number that it became."""
+    joined = re.sub(r"(?<=\d) (?=%|×|(?:s|ms|min|[kMG]i?B|nats)\b)", _NO_BREAK, text)
+    return re.sub(r"(?<=\d) (?:->|→) (?=\d)", f"{_NO_BREAK}→{_NO_BREAK}", joined)
+
+
+def _breaking(text: str) -> Markup:
+    """Text as HTML in which a long name is broken after its parts."""
+    parts = re.split(r"(\S{24,})", _unbroken(visible(text)))
+    names = (Markup("<wbr>").join(map(escape, re.split(r"(?<=[._/:=(,])(?=[^\s\d])", name))) for name in parts[1::2])
+    return Markup("").join(part for pair in zip_longest(map(escape, parts[::2]), names, fillvalue="") for part in pair)
 
 
 def _code(text: str) -> Markup:
@@ -163,7 +179,8 @@ _ENVIRONMENT.filters |= {
     "text": lambda value: clip(value, TEXT_SHOWN),
     "line": one_line,
     "counted": counted,
-    "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),  # a number and its sign stay on one line
+    "unbroken": _unbroken,
+    "breaking": _breaking,
     "code": _code,
     "when": summary.when,
     "panels": operator_picture.panels,

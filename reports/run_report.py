@@ -8,37 +8,47 @@ from dataclasses import replace
 from pathlib import Path
 
 from assay.harness.judge.report import PassKernels, Report, SuiteResult
-from assay.harness.text import clip, one_line
+from assay.harness.progress import duration
+from assay.harness.sides import differing
+from assay.harness.text import clip, counted, listed, one_line
+from assay.harness.verdict import cause_of
 from assay.reports import summary
 from assay.reports.bench_report import calls_table, latency_section
 from assay.reports.document import (
     Block,
     CaseResult,
     Cell,
-    Checks,
     Code,
     Document,
     Facts,
     Findings,
-    Items,
     Line,
+    Row,
     Section,
     Suite,
     Table,
     Words,
+    checks_blocks,
 )
 from assay.reports.json_report import to_json
 from assay.reports.layer_section import layer_diff_section
+from assay.reports.operator_picture import one_query
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.suite_section import suite_section
-from assay.reports.terminal import plain_text
+from assay.reports.terminal import explaining, plain_text
 from assay.reports.wording.envelope import envelope_lines
-from assay.reports.wording.say import measured_of, say
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import measured_of, said_finding, say
 from assay.reports.wording.servers import counted_calls, traced_kernels
 from assay.reports.wording.verdict import headline
-from assay.reports.wording.verdict import reasons as reasons_of
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
+_MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
+_LABELS = {
+    "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
+    "baseline": "Baseline", "latency": "Latency",
+}  # fmt: skip
+_SUITES = 12  # that a terminal and Markdown show
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")
 
 
@@ -52,6 +62,8 @@ def run_document(report: Report, page: str | Path = "") -> Document:
         title=f"{code[0]} against {code[1]}",
         verdict=report.verdict,
         headline=headline(report),
+        first=_first(report),
+        screen=_screen(report),
         remedy=report.failure.do if report.failure else "",
         meaning=summary.MEANINGS[report.verdict],
         created=report.created,
@@ -63,7 +75,6 @@ def run_document(report: Report, page: str | Path = "") -> Document:
             f"Exit code {report.exit_code}",
         ],
         body=body,
-        contents=True,
         foot=f"{report.schema_id}. Next to this file: report.json, the complete report, and records.jsonl, every answer.",
         suites=_cases(report, body),
         result=report,
@@ -72,25 +83,137 @@ def run_document(report: Report, page: str | Path = "") -> Document:
     )
 
 
+def _first(report: Report) -> str:
+    """Return the first line of a terminal: what was compared with what, on what; empty for a failure, which the headline names."""
+    if report.failure:
+        return ""
+    candidate = differing(report.treatment) or report.candidate.backend
+    model = report.environment.model.rstrip("/")
+    parts = [
+        f"{candidate} against {report.reference.backend}",
+        *([f"without {listed(report.left_out)}"] if report.left_out else []),
+        report.candidate.engine,
+        model.rpartition("/")[2],
+        duration(report.seconds),
+    ]
+    return " · ".join(one_line(part, 120) for part in parts if part)
+
+
+def _screen(report: Report) -> list[Row]:
+    """Return the few rows that decided a run, and how to go on."""
+    if report.failure:
+        return _failed_screen(report)
+    unmet = [said_check(check) for check in summary.unmet(report) if check.status in ("failed", "missing")]
+    missing = [
+        Row("Missing" * (not n), one_line(f"{check.title}: {check.found}", 180))
+        for n, check in enumerate(unmet[:_MOST_MISSING])
+    ]
+    steps = _next(report)
+    if report.verdict == "pass":
+        decided = [suite for suite in report.suites if suite.id == "accuracy"] or list(report.suites[:1])
+        return [*map(_suite_row, decided), Row("Covers", _covers(report), "assay report --all")]
+    if report.verdict != "regression":
+        undecided = [suite for suite in report.suites if suite.verdict != "pass"]
+        why = [
+            Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 180)) for suite in undecided[:_MOST_MISSING]
+        ]
+        return [*(missing + why or [Row("Why", one_line(headline(report), 180))]), *steps]
+    shown = [suite for suite in report.suites if suite.verdict == "regression"][:_MOST_SUITES]
+    others = [suite for suite in report.suites if suite not in shown]
+    hidden = [f"{_LABELS.get(suite.id, suite.id)} ({suite.verdict})" for suite in others]
+    hidden += [f"{counted(len(unmet), 'check')} could not be met"] if unmet else []
+    more = [Row("Not shown", ", ".join(hidden), "assay report --all")] if hidden else []
+    return [*_cause(report), *map(_suite_row, shown), *more, *steps]
+
+
+def _cause(report: Report) -> list[Row]:
+    """Return the cause of a regression, with one query of its picture."""
+    cause = summary.main_finding(report)
+    if cause is None:
+        return []
+    said = cause_of([cause]) or cause
+    where = said.where.replace(", with a cached prefix", "") if "prefix" in said.does else said.where
+    words = f"{said.does}: {where}" if said.does else said_finding(cause).sentence
+    drawn = [Row("", one_query(cause.picture))] if cause.picture else []
+    return [Row("Cause", one_line(words, 180)), *drawn]
+
+
+def _suite_row(suite: SuiteResult) -> Row:
+    """Return the row of a suite: what it measured, and what its policy allows."""
+    metric = summary.shown_metric(suite)
+    if metric is None:
+        return Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 160))
+    said = measured_of(metric)
+    unit = next((unit for unit in ("points", "%", "nats") if said.text.endswith(unit)), "")
+    text = f"{said.title}: {said.text}"
+    if suite.id == "accuracy" and len(suite.tallies) == 2 and metric.id == "loss-of-accuracy":
+        before, after = (summary.accuracy_of(suite, role) for role in ("reference", "candidate"))
+        text = f"accuracy {before} → {after}; {summary.differences(suite)} of {suite.tallies[0].total:,}"
+    allowed = "" if metric.bound is None else f"allowed {summary.number(metric.bound)} {unit}".rstrip()
+    return Row(_LABELS.get(suite.id, suite.id), one_line(text, 120), allowed)
+
+
+def _covers(report: Report) -> str:
+    """Say in a line what a pass covers: the questions, and the longest sequences of each phase."""
+    asked = next((suite.tallies[0].total for suite in report.suites if suite.tallies), 0)
+    lengths = [
+        f"{phase} to {max(last for _, last in some['total-tokens']):,} tokens"
+        for phase, some in (report.envelope.compared if report.envelope else {}).items()
+        if some.get("total-tokens")
+    ]
+    return "; ".join([*([counted(asked, "question")] if asked else []), *lengths]) or "see below"
+
+
+def _next(report: Report) -> list[Row]:
+    """Return how to go on after a run that did not pass: the cause without a server, its explanation, or what would decide."""
+    cause = summary.main_finding(report)
+    if report.verdict == "regression" and cause is not None:
+        steps = [(Cell(cause.reproduce, code=True), "no server" if cause.does else "")]
+        steps += [(Cell(command, code=True), "wrong and right code") for command in explaining(cause)]
+        return [Row("Next" * (not n), *step) for n, step in enumerate(steps)]
+    steps_ = summary.next_steps(report)[-_MOST_MISSING:]
+    return [
+        Row("Next" * (not n), Cell(command, code=True) if command else one_line(text, 180))
+        for n, (text, command) in enumerate(steps_)
+    ]
+
+
+def _failed_screen(report: Report) -> list[Row]:
+    """Return the rows of a failure: what was compared, the last lines of the log, and what to do."""
+    assert report.failure is not None
+    shown = [line.strip() for line in report.failure.details.splitlines() if line.strip()]
+    how = [] if not shown or shown[0].startswith("Its log") else [Row("Ended", one_line(shown[0], 160))]
+    log = shown[len(how) :][-_MOST_MISSING:]
+    compared = f"{report.candidate.backend} against {report.reference.backend}"
+    return [
+        Row("Run", f"{compared} on the {report.environment.model} model"),
+        *how,
+        *(Row("Log" * (not n), one_line(line, 160)) for n, line in enumerate(log)),
+        Row("Next", one_line(report.failure.do, 700)),
+    ]
+
+
 def _body(report: Report) -> list[Block]:
     cause = summary.main_finding(report)
     further = [finding for finding in report.findings if finding is not cause]
     title = "Cause" if report.verdict == "regression" else "Finding"
-    reasons = [] if report.failure else reasons_of(report)  # the remedy of a failure is below the headline
-    why = Section("Why", [Items(reasons, ordered=True)] if reasons else [], "why")
-    steps = _steps(report)
-    table = Table(_COLUMNS, _rows(report.suites), numbers=(4, 5), style="cards", most=12)
+    undecided = report.verdict == "inconclusive" and report.failure is None
+    table = Table(_COLUMNS, _rows(report.suites), numbers=(4, 5), style="cards", most=_SUITES)
     return [
+        *([_checks(report, undecided)] if undecided else []),
         Section(title, [Findings([cause], "brief")] if cause else [], "cause"),
         Section("What shows it", _failure(report), "shown"),
-        *([why, steps] if report.verdict == "pass" else [steps, why]),
+        _steps(report),
         Section("Suites", [table] if report.suites else [], "suites"),
         Section("Further findings", [Findings(further, "folded")] if further else [], "findings", short="Findings"),
-        *(suite_section(f"suite-{number}", suite) for number, suite in enumerate(report.suites, 1)),
+        *(
+            suite_section(number, suite, number > _SUITES or report.failure is not None)
+            for number, suite in enumerate(report.suites, 1)
+        ),
         *([layer_diff_section(report.layers)] if report.layers else []),
         *([latency_section(report.latency)] if report.latency else []),
         Section("What this verdict covers", _envelope(report), "envelope", short="Covers"),
-        _checks(report),
+        *([] if undecided else [_checks(report)]),
         _calls(report),
         _environment(report),
     ]
@@ -109,9 +232,7 @@ def _failure(report: Report) -> list[Block]:
 
 
 def _steps(report: Report) -> Section:
-    steps: list[Block] = [
-        Code(command, text) if command else Line(text) for text, command in summary.next_steps(report)
-    ]
+    steps = [Code(command, text) for text, command in summary.next_steps(report)]
     title = "To go on" if report.failure else "What to do"
     return Section(title, [Section("", steps, style="steps")] if steps else [], "next")
 
@@ -143,16 +264,15 @@ def _envelope(report: Report) -> list[Block]:
     return [*map(Line, covered), Line(uncovered, "quiet after"), fold]
 
 
-def _checks(report: Report) -> Section:
-    met, unmet = [check for check in report.checks if check.status == "ok"], summary.unmet(report)
-    title = f"{len(met)} {'check is' if len(met) == 1 else 'checks are'} ok"
-    blocks: list[Block] = [Checks(unmet)] if unmet else []
-    blocks += [Section(title, [Checks(met)], detail=True, folded=True)] if met else []
+def _checks(report: Report, undecided: bool = False) -> Section:
+    """Show the checks that are not met; of an undecided run, these are what is missing."""
+    unmet = summary.unmet(report)
     return Section(
-        "Checks",
-        blocks or [Line("Nothing was checked.", "empty")],
+        "What is missing" if undecided else "Checks",
+        checks_blocks([*unmet, *(check for check in report.checks if check.status == "ok")]),
         "checks",
         detail=not unmet or report.failure is not None,
+        short="Missing" if undecided else "",
     )
 
 
@@ -162,9 +282,7 @@ def _calls(report: Report) -> Section:
     tables: list[Block] = []
     for role, server in (("reference", report.reference), ("candidate", report.candidate)):
         said = [one_line(counted_calls(call), 300) for call in server.calls]
-        passes = [traced_kernels(kernels) for kernels in report.kernels if kernels.role == role]
-        traced = [one_line(sentence.removeprefix(f"{role}, "), 300) for sentence in passes]
-        facts.append((role, one_line(server.backend), *(said or ["none counted"]), *traced))
+        facts.append((role, one_line(server.backend), *(said or ["none counted"])))
         ready = "" if server.startup_s is None else f"; ready after {server.startup_s:.1f} s"
         claims = f"{server.backend}. Claims {', '.join(server.claimed_phases) or 'no phase'}{ready}."
         tables.append(Section("", [Line((Cell(role, role),)), Line(claims, "quiet"), calls_table(server.calls)]))
@@ -189,12 +307,16 @@ def _kernels(traced: PassKernels) -> Section:
 def _environment(report: Report) -> Section:
     environment = report.environment
     rows = [
-        tuple(Cell(text, code=True) for text in (name, *values))
-        for name, values in environment.argument_differences.items()
+        (Cell(name, code=True), Cell(values[0], code=True), Cell(values[1], code=True), why)
+        for why, differing in (
+            ("nobody asked for it", environment.argument_differences),
+            ("follows from the treatment", environment.derived_arguments),
+        )
+        for name, values in differing.items()
     ]
-    title = "Server arguments that differ besides the backend"
-    differ = Table(("Argument", "Reference", "Candidate"), rows, title)
-    none = Line("The servers' arguments differ in nothing but the backend.", "quiet")
+    title = "Server arguments that differ besides the treatment"
+    differ = Table(("Argument", "Reference", "Candidate", "Why"), rows, title)
+    none = Line("The servers' arguments differ in nothing but the treatment.", "quiet")
     names = ("device", "hardware", "python", "git", "model", "model_hash")
     facts = [(name.replace("_", " ").capitalize(), getattr(environment, name) or summary.NOTHING) for name in names]
     launched = [

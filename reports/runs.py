@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.harness.judge.history import RunLine, RunList
 from assay.harness.judge.report import OwnError
 from assay.harness.sides import differing
-from assay.harness.text import counted, one_line, two_digits
+from assay.harness.text import counted, one_line, times
 from assay.reports.document import Block, Cell, Document, Items, Line, Section, Table, Words
 from assay.reports.summary import NOTHING, when
 
@@ -53,8 +53,7 @@ def _treatment(run: RunLine) -> str:
 
 
 def _worst_text(worst: OwnError) -> str:
-    """The worst own error as a multiple of its bound: "140x", "2.4 million x"; "not finite"; a dash where none was observed."""
+    """The worst own error as a multiple of its bound: "140 ×", "2,400,000 ×"; "not finite"; a dash where none was observed."""
     if not isinstance(worst, float):
         return worst or NOTHING
-    digits = two_digits(worst)
-    return f"{digits} x" if digits[-1].isalpha() else f"{digits}x"
+    return times(worst)

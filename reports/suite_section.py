@@ -9,7 +9,7 @@ from itertools import groupby
 from assay.harness.judge.report import ConditionRow, DivergenceRow, Flip, LogitsRow, Metric, SuiteResult
 from assay.harness.text import clip, counted, listed, one_line, visible
 from assay.reports import summary
-from assay.reports.document import Block, Cell, Drawing, Entries, Entry, Line, Section, Table, Words
+from assay.reports.document import Block, Cell, Drawing, Entries, Entry, Line, Section, Table, Words, first_words
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.svg import interval_chart
 from assay.reports.wording.say import measured_of, say
@@ -20,15 +20,20 @@ _FLIPS_SHOWN = 256
 _DIVERGENCES = 60
 
 
-def suite_section(anchor: str, suite: SuiteResult) -> Section:
-    """Build the section of a suite, folded if it passed."""
+def suite_section(number: int, suite: SuiteResult, detail: bool) -> Section:
+    """Build the section of a suite: why it has its verdict, and folded below that its numbers and answers, for a page.
+
+    Args:
+        number: of the suite, for its anchor.
+        detail: whether only a page shows the section.
+    """
     badge: list[str | Cell] = [" ", Cell("synthetic questions", "badge")] if suite.synthetic else []
     title, sign = suite_title(suite), Cell(suite.verdict, suite.verdict, sign=suite.verdict)
     blocks: list[Block] = [Section("", list(map(_metric, suite.metrics)), style="cards")] if suite.metrics else []
     blocks += [*_answers(suite), *_conditions(suite), *_flips(suite), *_logits(suite.logits), *_divergences(suite)]
     return Section(
-        (sign, f" {title}", *badge), blocks, anchor, detail=True, folded=suite.verdict == "pass", lead=say(*suite.why),
-        short=one_line(title, 40), sign=suite.verdict, style="suite",
+        (sign, f" {title}", *badge), [Section("", blocks, detail=True)], f"suite-{number}", detail=detail, folded=True,
+        lead=say(*suite.why), short=one_line(title, 40), sign=suite.verdict, style="suite",
     )  # fmt: skip
 
 
@@ -96,33 +101,39 @@ def _shown(flips: Sequence[Flip]) -> list[Flip]:
 
 
 def _flips(suite: SuiteResult) -> list[Block]:
-    if not suite.flips:
+    if not suite.flips and not suite.steady:
         return []
     flips = _shown(suite.flips)
-    about = f"{summary.differences(suite)}. The reference's answer is on the left, the candidate's on the right."
+    both = f", and the first {len(suite.steady):,} that both got right or wrong" if suite.steady else ""
+    about = f"{summary.differences(suite)}{both}. The reference's answer is on the left, the candidate's on the right."
     if left := len(suite.flips) - len(flips):
         about += (
             f" {len(flips):,} of {len(suite.flips):,} are shown here, balanced over direction and group; the other {left:,} are in "
             "report.json and records.jsonl."
         )
-    entries = Entries("Flipped questions", list(map(_flip, flips)), ("direction", "group"))
-    return [Section("Questions that flipped", [Line(about, "quiet"), entries], style="screen-only")]
+    shown = [*flips, *suite.steady]
+    entries = Entries(
+        "Questions and answers",
+        [_flip(flip, begins) for flip, begins in zip(shown, first_words([flip.prompt for flip in shown]), strict=True)],
+        ("direction", "group"),
+    )
+    return [Section("Questions and answers", [Line(about, "quiet"), entries], style="screen-only")]
 
 
-def _flip(flip: Flip) -> Entry:
+def _flip(flip: Flip, begins: str) -> Entry:
     parsed = [
         "unparsed" if answer is None else one_line(answer, 12)
         for answer in (flip.reference_parsed, flip.candidate_parsed)
     ]
-    arrow = "↓" if flip.direction == "lost" else "↑"
+    arrow = {"lost": "↓ ", "gained": "↑ "}.get(flip.direction, "")
     return Entry(
-        status=Cell(f"{arrow} {flip.direction}", flip.direction),
-        name=one_line(flip.item, 80),
+        status=Cell(f"{arrow}{flip.direction}", flip.direction.removeprefix("both ")),
+        name=one_line(begins, 90) or one_line(flip.item, 80),
         about=(
             "expected ", Cell(one_line(flip.expected, 12), "strong"), ", reference ", Cell(parsed[0], "strong"),
             ", candidate ", Cell(parsed[1], "strong"),
         ),
-        where=" · ".join(filter(None, [one_line(flip.group, 40), _cached(flip.candidate_cached_tokens)])),
+        where=" · ".join(filter(None, map(one_line, (flip.group, flip.item, _cached(flip.candidate_cached_tokens)), (40, 40, 40)))),
         texts=(("Reference", flip.reference_text, ""), ("Candidate", flip.candidate_text, ""), ("Prompt", flip.prompt, "")),
         kinds=(flip.direction, flip.group),
     )  # fmt: skip

@@ -17,12 +17,11 @@ from assay.harness.judge.report import (
     SuiteResult,
     excess,
 )
-from assay.harness.text import one_line, percent, some, two_digits
+from assay.harness.text import one_line, percent, some, times
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 from assay.reports.wording import verdict
 from assay.reports.wording.latency import TIMES, ratio_text
 from assay.reports.wording.lengths import nothing_compared
-from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, say
 
 NOTHING = "–"
@@ -43,7 +42,7 @@ def suite_title(suite: SuiteResult) -> str:
 
 def deciding(suite: SuiteResult) -> tuple[str, str, str]:
     """The suite's deciding metric with its interval, its bound, and the line of policy that sets it; or why there is none."""
-    metric = _shown_metric(suite)
+    metric = shown_metric(suite)
     if metric is None:
         return one_line(say(*suite.why), 80), NOTHING, ""
     text = one_line(measured_of(metric).text, 60)
@@ -51,7 +50,7 @@ def deciding(suite: SuiteResult) -> tuple[str, str, str]:
     return text + ends, bound(metric), one_line(metric.policy, 120)
 
 
-def _shown_metric(suite: SuiteResult) -> Metric | None:
+def shown_metric(suite: SuiteResult) -> Metric | None:
     """The metric that decided; where a finding did, the first with a bound, else the first; None if the suite has none."""
     bounded = (metric for metric in suite.metrics if metric.bound is not None)
     return suite.deciding_metric or next(bounded, None) or next(iter(suite.metrics), None)
@@ -123,26 +122,19 @@ def _multiple(error: OwnError, bound: float | None) -> str:
         return "no bound applies"
     if error is None or error == NOT_FINITE:
         return f"bound {percent(bound)}"
-    return f"{two_digits(error / bound)}x its bound {percent(bound)}"
+    return f"{times(error / bound)} its bound {percent(bound)}"
 
 
 def next_steps(report: Report) -> list[tuple[str, str]]:
-    """List what to do after a run, most important first: reproduce the cause, settle what is not known, repeat the run.
-
-    Each with the command that does it; empty where it is no command.
-    """
+    """List what to do after a run with the command that does it, most important first: reproduce the cause, repeat the run."""
     again = [("Repeat this run", report.reproduce)] if report.reproduce else []
     if report.verdict == "pass" or report.failure is not None:  # the remedy of a failure is below its headline
         return again
-    unmet = [said_check(check) for check in report.checks if check.status in ("failed", "missing")]
-    settle = [(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}", "") for check in unmet if check.settles][
-        :3
-    ]
     if report.verdict != "regression":
-        return [*settle, *again]
+        return again
     cause = main_finding(report)
     reproduce = [("Reproduce the cause, without a server", cause.reproduce)] if cause and cause.does else []
-    return [*reproduce, *settle, *([("Repair the kernel, and repeat this run", report.reproduce)] if again else [])]
+    return [*reproduce, *([("Repair the kernel, and repeat this run", report.reproduce)] if again else [])]
 
 
 def main_finding(report: Report) -> Finding | None:

@@ -7,8 +7,9 @@ selector, so a chart follows the page's light or dark theme, and keeps the light
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from xml.sax.saxutils import escape, quoteattr
 
 from assay.harness.text import one_line
@@ -105,29 +106,39 @@ def number(value: float) -> str:
 
 
 def interval_chart(
-    says: str,
-    value: float | None,
-    low: float | None,
-    high: float | None,
-    bound: float | None = None,
+    says: str, value: float | None, low: float | None, high: float | None, bound: float | None = None
 ) -> str:
-    """Draw a value and its interval on one axis, with its bound, beyond which it is tinted.
+    """Draw a value and its interval on one axis, with its bound; see `intervals_chart`. Without an interval, it is empty."""
+    return (
+        "" if value is None or low is None or high is None else intervals_chart(says, {"": (value, low, high)}, bound)
+    )
+
+
+def intervals_chart(
+    says: str, rows: Mapping[str, tuple[float, float, float]], bound: float | None = None, title: str = ""
+) -> str:
+    """Draw values and their intervals below their names on one axis, with their bound, beyond which it is tinted.
 
     Returns:
-        An ``<svg>`` element with the alternative text `says`; an empty string where there is no interval, for which the number and
-        its bound in words are enough, or where a number is not finite.
+        An ``<svg>`` element with the alternative text `says`; an empty string where a number is not finite, or there is none.
     """
-    if value is None or low is None or high is None:
+    known = [*chain.from_iterable(rows.values()), *([] if bound is None else [bound])]
+    if not rows or not all(map(math.isfinite, known)):
         return ""
-    known = [value, low, high, *([] if bound is None else [bound])]
-    if not all(map(math.isfinite, known)):
-        return ""
-    slack = (max(known) - min(known)) * 0.12 or abs(value) * 0.1 or 1.0
+    slack = (max(known) - min(known)) * 0.12 or abs(known[0]) * 0.1 or 1.0
     x = Scale(min(known) - slack, max(known) + slack, _MARGIN, _WIDTH - _MARGIN)
-    parts, middle = [], _HEIGHT / 2
-    if bound is not None:
-        parts.append(rect(x(bound), x(x.high), 0, _HEIGHT, FORBIDDEN, opacity=0.1))
-        parts.append(line(x(bound), 0, x(bound), _HEIGHT, FORBIDDEN, 1.5, stroke_dasharray="4 3"))
-    parts.append(line(x(low), middle, x(high), middle, CANDIDATE, 3, stroke_linecap="round"))
-    parts.append(element("circle", cx=x(value), cy=middle, r=5, fill=CANDIDATE))
-    return image(_WIDTH, _HEIGHT + AXIS_HEIGHT, says, [*parts, *axis_below(x, _HEIGHT, 7)])
+    above = NAME_SIZE + 6 if any(rows) else 0
+    height, parts = (above + _HEIGHT) * len(rows), []
+    for number, (name, (value, low, high)) in enumerate(rows.items(), 1):
+        middle = (above + _HEIGHT) * number - _HEIGHT / 2
+        parts += (
+            [text(one_line(name, 44), _MARGIN, middle - _HEIGHT / 2 - 4, size=NAME_SIZE, colour=INK)] if name else []
+        )
+        if bound is not None:
+            top, bottom = middle - _HEIGHT / 2, middle + _HEIGHT / 2
+            parts.append(rect(x(bound), x(x.high), top, bottom, FORBIDDEN, opacity=0.1))
+            parts.append(line(x(bound), top, x(bound), bottom, FORBIDDEN, 1.5, stroke_dasharray="4 3"))
+        parts.append(line(x(low), middle, x(high), middle, CANDIDATE, 3, stroke_linecap="round"))
+        parts.append(element("circle", cx=x(value), cy=middle, r=5, fill=CANDIDATE))
+    below = AXIS_HEIGHT + 14 * bool(title)
+    return image(_WIDTH, height + below, says, [*parts, *axis_below(x, height, 7, title)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
@@ -28,6 +29,11 @@ PLAIN_WIDTH = 100
 """Columns that a picture may take in plain text, such as a comment or the message of an assertion."""
 # Most characters of a cell below its column: a kernel's name may have hundreds.
 _CELL_WIDTH = 60
+# Columns of the labels of a first screen, and most queries of its picture.
+_LABELS, _PICTURE_ROWS = 13, 5
+# Commands whose documents have no screen of their own, and most rows of a label in theirs.
+_BRIEF, _OF_A_LABEL = ("compare", "ingest", "invariance", "bench"), 3
+_MARKS = {"pass": "✓ ", "regression": "✕ ", "inconclusive": "? ", "error": "! "}
 
 
 def say(console: Console, text: str | Text) -> None:
@@ -59,9 +65,9 @@ def _folded(console: Console, text: str | Text) -> Text:
     return Text("\n").join(part for line in lines for part in _parts(console, line))
 
 
-def _parts(console: Console, line: Text) -> list[Text]:
+def _parts(console: Console, line: Text, below: int = 0) -> list[Text]:
     begins = line.plain.lstrip(" ")
-    indent = len(line.plain) - len(begins) + 2
+    indent = below or len(line.plain) - len(begins) + 2
     if line.cell_len <= console.width or begins.startswith("$ ") or console.width < 2 * indent:
         return [line]
     breaks, used = [], 0  # at spaces only: an address, a path, "12 %" and "p = 0.01" stay whole
@@ -100,11 +106,86 @@ def explaining(finding: Finding) -> list[str]:
     return [f"assay explain {one_line(finding.id, 100)}"] if finding.explained else []
 
 
-def render(document: doc.Document, console: Console) -> None:
-    """Print the body of a document. Its conclusion is the last line of a command, below what else that prints."""
+def render(document: doc.Document, console: Console, everything: bool = False) -> None:
+    """Print the answer, and below it the first screen; the whole body if there is none, or if everything is asked for."""
+    if document.answer:
+        mark = _MARKS.get(document.verdict or "", "") if console.is_terminal else ""
+        said = Text(f"{mark}{document.answer}")
+        said.stylize(f"bold {_STYLES.get(document.verdict or '', '')}", 0, len(mark + document.called))
+        say(console, said)
+    if (screen := document.screen or _brief(document)) and not everything:
+        say(console, "")
+        rows(console, screen)
+        return
     _blocks(document.body, console)
     if document.remedy:
         say(console, f"What to do: {one_line(document.remedy, 700)}")
+
+
+def rows(console: Console, given: Sequence[doc.Row]) -> None:
+    """Print rows of a first screen: labels, texts and limits each in a column, lines folded where a terminal is too narrow."""
+    ends = {
+        kind: max([0, *(cell_len(doc.plain(row.text)) for row in given if row.limit and _is_command(row) == kind)])
+        for kind in (True, False)
+    }
+    for row in given:
+        line = Text.assemble((f"{row.label:<{_LABELS}}", "bold"), _text(row.text, ""))
+        if row.limit:
+            beside = line + Text(" " * (ends[_is_command(row)] + _LABELS - line.cell_len) + f"   {row.limit}", "dim")
+            fits = not console.is_terminal or beside.cell_len <= console.width
+            line = beside if fits else line if _is_command(row) else line + Text(f"   {row.limit}", "dim")
+        parts = _parts(console, line, _LABELS) if console.is_terminal and not _is_command(row) else [line]
+        _copy(console, Text("\n").join(parts))
+        if row.picture:
+            room = (console.width if console.is_terminal else PLAIN_WIDTH) - _LABELS
+            for drawn in picture_text(row.picture, room, _PICTURE_ROWS).split("\n"):
+                _copy(console, Text(" " * _LABELS) + drawn)
+
+
+def _brief(document: doc.Document) -> list[doc.Row]:
+    """Return the first screen of a document without its own: facts, findings, reasons, what is missing, and the next commands.
+
+    A document that decides nothing, or whose table is the answer, has none.
+    """
+    made: list[doc.Row] = []
+    for block in _not_details(document.body) if document.command in _BRIEF and document.verdict else ():
+        match block:
+            case doc.Facts():
+                made += [
+                    doc.Row(one_line(doc.plain(name), _LABELS - 2), doc.plain(value)) for name, value, *_ in block.rows
+                ]
+            case doc.Findings():
+                made += [doc.Row("Finding", one_line(finding.sentence, 200)) for finding in block.findings]
+            case doc.Items():
+                made += [doc.Row("Why", one_line(doc.plain(line), 200)) for line in block.lines]
+            case doc.Checks():
+                unmet = (check for check in block.checks if check.status in ("failed", "missing"))
+                made += [doc.Row("Missing", one_line(f"{check.title}: {check.found}", 200)) for check in unmet]
+            case doc.Code():
+                made += [
+                    doc.Row("Next", doc.Cell(line, code=True))
+                    for line in block.text.splitlines()
+                    if line.startswith("assay")
+                ]
+    shown: list[doc.Row] = []
+    for label in sorted(
+        dict.fromkeys(row.label for row in made), key=lambda label: label not in ("Finding", "Why", "Missing")
+    ):
+        some = [row for row in made if row.label == label][:_OF_A_LABEL]
+        shown += [replace(row, label=label * (not n)) for n, row in enumerate(some)]
+    return [*shown, doc.Row("More", "--all prints the rest, --html FILE writes the page")] if shown else []
+
+
+def _not_details(blocks: Sequence[doc.Block]) -> Iterator[doc.Block]:
+    for block in blocks:
+        if not isinstance(block, doc.Section):
+            yield block
+        elif not (block.detail or block.folded or block.id.startswith("file-")):
+            yield from _not_details(block.blocks)
+
+
+def _is_command(row: doc.Row) -> bool:
+    return isinstance(row.text, doc.Cell) and row.text.code
 
 
 def _blocks(blocks: Sequence[doc.Block], console: Console) -> None:
@@ -124,6 +205,13 @@ def _block(block: doc.Block, console: Console) -> None:
             _facts(block, console)
         case doc.Table():
             _table(block, console)
+        case doc.Entries():
+            for entry in block.entries[: block.most]:
+                say(
+                    console,
+                    Text("  ").append_text(_text((entry.status, f": {entry.name}: "), "")) + _text(entry.about, ""),
+                )
+            _left(console, len(block.entries), block.most)
         case doc.Findings():
             _findings(block, console)
         case doc.Checks():

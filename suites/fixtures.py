@@ -1,48 +1,144 @@
-"""The fixtures and flags of ``pytest suites --reference … --candidate …``.
+"""The fixtures of a comparison: its two servers, and its report. See ``docs/library.md``.
 
-A run through pytest is the same run as ``assay run``: the same checks, evidence, reports and exit code, with one test per claim.
+They serve the tests of this folder and those of anybody who has assay installed. A run through pytest is that of ``assay run``: the
+same checks, evidence and report. Nothing is imported or started until a test uses a fixture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from assay.harness.config import FIELDS, RUN_FLAGS, RunSpec, flag, make_spec
-from assay.harness.errors import UsageError
-from assay.harness.interruption import like_ctrl_c
-
 if TYPE_CHECKING:
+    from openai import OpenAI
+
     from assay.harness.engines.base import Engine
     from assay.harness.judge.report import Report
     from assay.harness.progress import ProgressDisplay
     from assay.harness.run.run import OpenRun
     from assay.harness.sides import Role
-    from assay.harness.workload import Workload
 
-Made = TypeVar("Made")
+_Made = TypeVar("_Made")
+_Servers = Mapping["Role", "Server"]
+EXIT_CODE = pytest.StashKey[int]()
+"""What `assay run` would exit with: pytest alone cannot tell a regression (1) from no verdict (3)."""
 _REPORT = pytest.StashKey["Report"]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flags of ``assay run``, from the fields of `RunSpec`."""
-    group = parser.getgroup("assay", "assay: what `pytest suites` compares")
-    for name in RUN_FLAGS:
-        field = FIELDS[name]
-        action: Any = "append" if name == "engine_arg" else "store"
-        group.addoption(flag(name), action=action, default=None, help=field.description, dest=f"assay_{name}")
-    group.addoption("--out", type=Path, default=None, help="the run's folder", dest="assay_out")
+class Server:
+    """A running server of a comparison.
+
+    Attributes:
+        engine: the server, as assay runs it.
+        url: its address, without ``/v1``.
+        model: the name by which requests ask for its model.
+        headers: what each request must carry: the server answers none without its key.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        client = engine.client()
+        self.engine, self.url, self.model, self._key = engine, client.url, client.model, client.api_key
+        self.headers = {"Authorization": f"Bearer {self._key}"}
+
+    @cached_property
+    def client(self) -> OpenAI:
+        """A client of the server, with its key."""
+        from urllib.parse import urlsplit
+
+        from openai import DefaultHttpxClient, OpenAI
+
+        from assay.harness.backend import LOOPBACK
+
+        connections = DefaultHttpxClient(trust_env=urlsplit(self.url).hostname not in LOOPBACK)
+        return OpenAI(api_key=self._key, base_url=f"{self.url}/v1", http_client=connections, max_retries=0)
+
+    def generate(self, text: str, **options: Any) -> str:
+        """Return what follows a text, at temperature 0; `options` are those of ``client.completions.create``."""
+        create = self.client.completions.create
+        return str(self._answer(create, prompt=text, **options).text)
+
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Return the answer to a message, or to several, at temperature 0; `options` are those of ``chat.completions.create``."""
+        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return self._answer(self.client.chat.completions.create, messages=given, **options).message.content or ""
+
+    def _answer(self, create: Callable[..., Any], **asked: Any) -> Any:
+        from openai import OpenAIError
+
+        try:
+            return create(**{"model": self.model, "temperature": 0, "max_tokens": 64} | asked).choices[0]
+        except OpenAIError:
+            self.engine.check()  # the end of its process explains any other failure
+            raise
 
 
-def _or_exit(make: Callable[[], Made]) -> Made:
-    """End the session with exit code 2 on a usage error, before anything was started."""
+@pytest.fixture(scope="session")
+def _assay_opened(request: pytest.FixtureRequest) -> OpenRun:
+    """Check the run that the flags and ``assay.toml`` describe, and open its folder."""
+
+    def opened() -> OpenRun:
+        from assay.harness.attention.interpreter import interpret_without_gpu
+        from assay.harness.config import RUN_FLAGS, make_spec
+        from assay.harness.run.run import OpenRun
+
+        interpret_without_gpu()
+        flags = {name: request.config.getoption(f"assay_{name}", None) for name in RUN_FLAGS}
+        flags["engine_arg"] = flags["engine_arg"] and tuple(flags["engine_arg"])
+        out = request.config.getoption("assay_out", None)
+        return OpenRun.open(make_spec(flags), out, kept_running=True, display=_display())
+
+    return _made(request.config, opened)
+
+
+@pytest.fixture(scope="session")
+def _assay_servers(_assay_opened: OpenRun, request: pytest.FixtureRequest) -> Iterator[_Servers]:
+    """Start both servers side by side, and yield them by role. If one does not start, a report is written and no test runs."""
+    from assay.harness.interruption import like_ctrl_c
+
+    with like_ctrl_c(), _display() as display, _assay_opened.servers(display) as engines:
+        if not engines:
+            from assay.reports.wording.verdict import headline, reasons
+
+            failed = _write_report(_assay_opened, request.config)
+            pytest.fail(f"assay: {headline(failed)} {reasons(failed)[0]}", pytrace=False)
+        yield {role: Server(engine) for role, engine in engines.items()}
+
+
+@pytest.fixture(scope="session")
+def reference_server(_assay_servers: _Servers) -> Server:
+    """Return the running reference server: `url`, `headers`, `client`, `generate(text)`, `chat(message)`."""
+    return _assay_servers["reference"]
+
+
+@pytest.fixture(scope="session")
+def candidate_server(_assay_servers: _Servers) -> Server:
+    """Return the running candidate server: `url`, `headers`, `client`, `generate(text)`, `chat(message)`."""
+    return _assay_servers["candidate"]
+
+
+@pytest.fixture(scope="session")
+def assay_run(_assay_opened: OpenRun, _assay_servers: _Servers, request: pytest.FixtureRequest) -> Report:
+    """Compare both servers as ``assay run`` does, once, and return the `assay.Report`, which lies in the run's folder too."""
+    try:
+        with _display() as display:
+            _assay_opened.collect(display, ready=[server.engine for server in _assay_servers.values()])
+    finally:  # what was answered before an interruption still makes a report
+        made = _write_report(_assay_opened, request.config)
+    return made
+
+
+def _made(config: pytest.Config, make: Callable[[], _Made]) -> _Made:
+    """Make something; a usage error fails the tests that need it, without a traceback of assay."""
+    from assay.harness.errors import UsageError
+
     try:
         return make()
     except UsageError as error:
-        pytest.exit(f"assay: {error}", returncode=error.exit_code)
+        config.stash[EXIT_CODE] = int(error.exit_code)
+        raise pytest.fail.Exception(f"assay: {error}", pytrace=False) from None
 
 
 def _display() -> ProgressDisplay:
@@ -53,78 +149,13 @@ def _display() -> ProgressDisplay:
     return ProgressDisplay(Console(stderr=True))
 
 
-@pytest.fixture(scope="session")
-def spec(request: pytest.FixtureRequest) -> RunSpec:
-    """Return the run that the flags and ``assay.toml`` describe."""
-    flags = {name: request.config.getoption(f"assay_{name}") for name in RUN_FLAGS}
-    if flags["engine_arg"] is not None:
-        flags["engine_arg"] = tuple(flags["engine_arg"])
-    return _or_exit(lambda: make_spec(flags))
-
-
-@pytest.fixture(scope="session")
-def workload(spec: RunSpec) -> Workload:
-    """Return what the run asks."""
-    return spec.workload
-
-
-@pytest.fixture(scope="session")
-def opened_run(spec: RunSpec, request: pytest.FixtureRequest) -> OpenRun:
-    """Open the run, checked, with its folder."""
-    from assay.harness.run.run import OpenRun
-
-    out = request.config.getoption("assay_out")
-    return _or_exit(lambda: OpenRun.open(spec, out, kept_running=True, display=_display()))
-
-
-@pytest.fixture(scope="session")
-def servers(opened_run: OpenRun, request: pytest.FixtureRequest) -> Iterator[Mapping[Role, Engine]]:
-    """Start both servers side by side, and yield them by role. If one does not start, a report is written and no test runs."""
-    with like_ctrl_c(), _display() as display, opened_run.servers(display) as engines:
-        if not engines:
-            from assay.reports.wording.verdict import headline, reasons
-
-            failed = _write_report(opened_run, request.config)
-            pytest.exit(f"assay: {headline(failed)} {reasons(failed)[0]}", returncode=failed.exit_code)
-        yield engines
-
-
-@pytest.fixture(scope="session")
-def reference_server(servers: Mapping[Role, Engine]) -> Engine:
-    """Return the running reference server."""
-    return servers["reference"]
-
-
-@pytest.fixture(scope="session")
-def candidate_server(servers: Mapping[Role, Engine]) -> Engine:
-    """Return the running candidate server."""
-    return servers["candidate"]
-
-
-@pytest.fixture(scope="session")
-def report(opened_run: OpenRun, servers: Mapping[Role, Engine], request: pytest.FixtureRequest) -> Report:
-    """Make the report of the complete run once, and write it to the run's folder; it decides the session's exit code."""
-    try:
-        with _display() as display:
-            opened_run.collect(display, ready=list(servers.values()))
-    finally:  # what was answered before an interruption still makes a report
-        made = _write_report(opened_run, request.config)
-    return made
-
-
 def _write_report(opened: OpenRun, config: pytest.Config) -> Report:
     from assay.reports.write import write_reports
 
     made = opened.report()
     write_reports(made, opened.folder.path)
-    config.stash[_REPORT] = made
+    config.stash[_REPORT], config.stash[EXIT_CODE] = made, int(made.exit_code)
     return made
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Exit with the run's code: pytest alone cannot tell a regression (1) from no verdict (3)."""
-    if made := session.config.stash.get(_REPORT, None):
-        session.exitstatus = made.exit_code
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

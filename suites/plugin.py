@@ -1,4 +1,4 @@
-"""The pytest plugin: a kernel's own tests on the op-level matrix. See ``docs/library.md``.
+"""The pytest plugin: a kernel's own tests on the op-level matrix, and the servers of a comparison. See ``docs/library.md``.
 
 pytest loads it in every environment that has assay, so nothing heavy is imported until a test uses a fixture.
 """
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from assay.harness.checks.kernel_matrix import MatrixOptions
     from assay.harness.evidence.kernel_result import KernelResult
 
+pytest_plugins = ("assay.suites.fixtures",)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--assay-size`` and ``--assay-device``."""
-    group = parser.getgroup("assay-kernels", "assay: kernels on the op-level matrix")
+    """Add ``--assay-size`` and ``--assay-device`` for kernels, ``--assay-reference`` and ``--assay-candidate`` for servers."""
+    group = parser.getgroup("assay-kernels", "assay: kernels on the op-level matrix, and servers")
     group.addoption(
         "--assay-size", choices=("small", "full"), default=None, dest="assay_matrix_size",
         help="matrix for checks that name no size: small (the default), or full (longer sequences, more heads)",
@@ -27,6 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--assay-device", default=None, dest="assay_matrix_device",
         help="device for checks that do not name one; by default a GPU, if any",
     )  # fmt: skip
+
+    for role in ("reference", "candidate"):
+        group.addoption(
+            f"--assay-{role}", default=None, dest=f"assay_{role}",
+            help=f"backend, kernel as module:function, or URL of {role}_server; by default that of assay.toml",
+        )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 # what is tested on it must be compiled.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# In CI, the commands of tests are not those of the workflow.
+for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+    os.environ.pop(name, None)
 # Tensors are small, and busy-waiting threads would compete for the cores: with one thread, the tests take a third of the time.
 torch.set_num_threads(1)
 # The same for the processes of tests that run side by side.
@@ -414,6 +417,12 @@ def make_bench(tmp_path: Path, synthetic_bench: ModuleType) -> Callable[..., Ben
 def any_report(request: pytest.FixtureRequest, examples: ModuleType) -> Report:
     report: Report = {**examples.BY_VERDICT, "failed server": examples.failed_server}[request.param]()
     return report
+
+
+@pytest.fixture(scope="session")
+def pages() -> ModuleType:
+    """A document of each kind of page."""
+    return stand_ins("pages")
 
 
 @pytest.fixture(scope="session")

@@ -290,12 +290,12 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     assert (cause["id"], "Correct without a cached prefix." in cause["diagnosis"]) == ("mask-top-left", True), cause
     [missed] = made["layers"]["not_observed"]
     assert missed["text"] == "decode: sage_attn_as_shipped does not compute it"
-    assert cause["diagnosis"] in out
+    assert cause["does"] in out
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
     assert gone(tmp_path)
     pack = str(tmp_path / "run" / "servers" / "reference" / "pack")
     assert made["layers"]["pack"] == pack
     code, out = run(tmp_path, "replay", pack, "--candidate", "sage_attn")
-    assert (code, "PASS (exit code 0): sage_attn" in out) == (0, True), out
+    assert (code, "PASS   sage_attn" in out) == (0, True), out
     code, out = run(tmp_path, "replay", pack, "--candidate", "sage_attn_as_shipped")
-    assert (code, cause["title"] in out) == (1, True), out
+    assert (code, cause["does"] in out) == (1, True), out

@@ -46,7 +46,9 @@ def _entry(name: str, found: Any) -> Iterator[str]:
     if not is_model:
         yield f"```text\n{_signature(name, found)}\n```\n"
     yield summary.removesuffix("::")
-    described = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", rest, re.MULTILINE))
+    described = dict(
+        re.findall(r"^ {4}(?!(?:Usage|Evidence|Type|Value)Error)(\w+): (.*(?:\n {8}.*)*)", rest, re.MULTILINE)
+    )
     if is_model:
         described = {key: described.get(key) or field.description or "" for key, field in found.model_fields.items()}
     if described:

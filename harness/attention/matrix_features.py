@@ -24,9 +24,9 @@ def _asking_for(fields: Callable[[int], dict[str, Any]], call: AttentionCall) ->
 
 
 def _padded(rows: int, call: AttentionCall) -> AttentionCall:
-    """Add rows to q that belong to no sequence: NaN, as memory that nobody wrote may hold."""
+    """Give q so many rows that belong to no sequence: NaN, as memory that nobody wrote may hold."""
     more = call.q.new_full((rows, *call.q.shape[1:]), float("nan"))
-    return replace(call.with_spec(padded_rows=rows), q=torch.cat([call.q, more]))
+    return replace(call.with_spec(padded_rows=rows), q=torch.cat([call.q[: call.rows], more]))
 
 
 # Factors on the numbers of heads, and of tokens or blocks where these have scales of their own: neighbours' scales differ.

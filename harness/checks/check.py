@@ -20,7 +20,7 @@ from assay.harness.attention.noise import family
 from assay.harness.attention.shapes import Shape, shape_of
 from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first
 from assay.harness.checks.coverage import coverage_of
-from assay.harness.checks.early import clearly_wrong, in_order
+from assay.harness.checks.early import clearly_wrong, first_ones, in_order
 from assay.harness.checks.kernel_matrix import (
     MatrixOptions,
     command_of,
@@ -28,6 +28,7 @@ from assay.harness.checks.kernel_matrix import (
     declined,
     matrix_of,
     named,
+    narrowed,
 )
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult, MeasuredCall
@@ -73,6 +74,7 @@ class _Task:
         whole: whether all calls are made, also those of a kernel that is clearly wrong.
         runs: how often the kernel runs in all.
         again: a command that repeats the check.
+        quick: the one dtype and head_dim of a quick check; empty for any other.
     """
 
     name: str
@@ -85,6 +87,7 @@ class _Task:
     whole: bool
     runs: int
     again: str
+    quick: str
 
     @property
     def calls(self) -> list[AttentionCall]:
@@ -229,6 +232,11 @@ def _task(
     asked = declared.phases if phases is None else tuple(phases)
     if path and cases is None and not again:
         again = command_of(path, options, noise, calls, case)
+    quick = ""
+    if options.get("quick"):
+        options = narrowed(declared, options)
+        quick = "{dtypes[0]}, head_dim {head_dims[0]}".format(**options)
+        calls = calls or 0
     # A backend of SGLang takes whatever a layer asks for; what it makes of it is shown by `assay backends --honours`.
     drawn = replace(declared, features=()) if path.startswith("sglang:") else declared
     chosen = matrix_of(drawn, **options) if cases is None else cases
@@ -247,6 +255,7 @@ def _task(
             left.append((each, why))
         else:
             made.append((each, call))
+    made = first_ones(made) if quick else made
     if not made:
         why = f": its declaration excludes {', '.join(dict.fromkeys(why for _, why in left))}." if left else "."
         raise UsageError(
@@ -255,7 +264,7 @@ def _task(
             "choose other cases or phases",
         )
     whole = some or size == "full"
-    return _Task(name, path, loaded, declared, asked, made, tuple(left), whole, runs, again)
+    return _Task(name, path, loaded, declared, asked, made, tuple(left), whole, runs, again, quick)
 
 
 def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> MatrixRun:
@@ -331,6 +340,7 @@ def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], optio
         excluded=_why(task.excluded),
         broken=_why(broken),
         left_out=len(examined.left_out),
+        quick=task.quick,
         measured=tuple(
             MeasuredCall(case=case.name, condition=case.condition, error=own, bound=bound, wrong=result.fails)
             for case, result in examined.results

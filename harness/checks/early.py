@@ -54,6 +54,12 @@ def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
     return [made[place][1] for place in order]
 
 
+def first_ones(made: Sequence[tuple[Case, AttentionCall]]) -> list[tuple[Case, AttentionCall]]:
+    """Return the calls that are made in any case, with their cases: those of a quick check."""
+    case_of = {id(call): case for case, call in made}
+    return [(case_of[id(call)], call) for call in in_order(made)[: max(_FEWEST, int(_SHARE * len(made)))]]
+
+
 _KIND = ("phase", "dtype", "cached prefix")
 
 

@@ -36,6 +36,7 @@ class MatrixOptions(TypedDict, total=False):
             tried as well: a kernel that raises on them does not cover them, but must not be wrong.
         like: models whose shapes are added, for example "llama-3-8b"; by default the common ones in the full matrix.
         seed: of the matrix; by default 0.
+        quick: whether one dtype and one head_dim are enough, and the kernel need not run again and again.
     """
 
     phases: Sequence[str] | None
@@ -45,6 +46,15 @@ class MatrixOptions(TypedDict, total=False):
     head_dims: Sequence[int] | None
     like: Sequence[str] | None
     seed: int
+    quick: bool
+
+
+def narrowed(declared: Declaration, options: MatrixOptions) -> MatrixOptions:
+    """Return the options of a quick check: one dtype and one head dim of those that these leave, the ones that take least."""
+    cheap = "float32" if _checked_device(options.get("device")) == "cpu" else "bfloat16"
+    dtypes = [dtype_name(each) for each in _asked(tuple(DTYPES), _asked(declared.dtypes, options.get("dtypes")))]
+    dims = _asked(HEAD_DIMS, _asked(declared.head_dims, options.get("head_dims")))
+    return {**options, "dtypes": [cheap if cheap in dtypes else dtypes[0]], "head_dims": [min(dims)]}
 
 
 def named(kernel: str | Kernel) -> tuple[str, Kernel]:
@@ -143,6 +153,7 @@ def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int 
         ("case", case, None),
     ):
         words += [f"--{flag}", str(value)] * (value != usual)
+    words += ["--quick"] * options.get("quick", False)
     return shlex.join(words)
 
 

@@ -62,7 +62,7 @@ require "serve" themselves.
 """
 
 
-_INTERRUPTED = "assay: interrupted; there is no verdict."
+_INTERRUPTED = "assay: interrupted; there is no verdict, so this is not a pass."
 # What Typer exits with at a Ctrl-C that comes before or after the command itself.
 _CTRL_C = 128 + signal.SIGINT
 
@@ -73,7 +73,7 @@ class _Deferred(TyperCommand):
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         assert self.name is not None
         console.quiet, console.stderr = False, False
-        vars(detail).update(verbose=False, json=False, html=None, junit=None)
+        vars(detail).update(verbose=False, json=False, html=None, junit=None, all=False)
         return load_command(self.name).make_context(*args, **kwargs)
 
 

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from assay.harness.cli.app import app, wrong_use
 from assay.harness.cli.flags import STARTED, Config, existing, instrumented_spec, spec_flags
-from assay.harness.cli.output import deliver, errors, new_folder, progress, report_error, say
+from assay.harness.cli.output import deliver, errors, file_row, new_folder, progress, report_error, say
 from assay.harness.config import BISECT_FLAGS
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 from assay.harness.extras import require
@@ -55,8 +55,9 @@ def layers(
         result = bisect_layers(plan, folder, display)
     document = layers_document(result)
     write_whole(folder / "bisect.json", document.json(result) + "\n")
-    say(f"Details: {folder / 'bisect.json'}")
-    raise typer.Exit(deliver(document))
+    code = deliver(document)
+    file_row("Details", folder / "bisect.json")
+    raise typer.Exit(code)
 
 
 # Exit codes of ``git bisect run``, by outcome.

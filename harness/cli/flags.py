@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.cli.output import new_folder
-from assay.harness.config import FIELDS, RunSpec, defaults, flag, make_spec
+from assay.harness.config import FIELDS, REPEATED, RunSpec, defaults, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.sides import Device
 
@@ -152,8 +152,8 @@ def _default_text(name: str) -> str:
 
 
 def _type(name: str) -> Any:
-    """Return the type of a flag: a number, or text that `RunSpec` itself parses. ``--engine-arg`` may be repeated."""
-    if name == "engine_arg":
+    """Return the type of a flag: a number, or text that `RunSpec` itself parses; a list of it for flags that may be repeated."""
+    if name in REPEATED:
         return list[str]
     annotation = FIELDS[name].annotation
     kinds = {annotation} if get_origin(annotation) is None else set(get_args(annotation))

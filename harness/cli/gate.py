@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, RunFolderArgument, existing, refuse_flags_before, spec_flags
-from assay.harness.cli.output import console, detail, say
+from assay.harness.cli.output import console, say
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode
 
@@ -39,20 +38,9 @@ def gate(
         refuse_flags_before(context)
         return
     from assay.harness.cli.run import run_and_report
-    from assay.reports.github import workflow_commands
-    from assay.reports.markdown import to_markdown
-    from assay.reports.run_report import run_document
 
     existing("a folder of accepted baselines")(Path(flags["baselines"]) if "baselines" in flags else None)
-    made = run_and_report(make_spec(flags, config), out, baselines=True)
-    document = run_document(made)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        # GitHub reads these lines from standard output: nothing may wrap or colour them.
-        typer.echo(workflow_commands(document), nl=False, err=detail.json)
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(to_markdown(document))
-    raise typer.Exit(made.exit_code)
+    raise typer.Exit(run_and_report(make_spec(flags, config), out, baselines=True).exit_code)
 
 
 @_gate_app.command()
@@ -77,7 +65,7 @@ def accept(
     folder = RunFolder(run)
     root = baselines or Path(make_spec({}, config).policy.baselines)
     report = build(folder)
-    say(run_document(report).conclusion)
+    say(run_document(report).answer)
     proposals = accepted.propose(folder, report.verdict, root, widen)
     for proposal in proposals:
         console.print(_table(proposal))

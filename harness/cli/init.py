@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from string import Template
@@ -13,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.backend import Backend
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import console, deliver, say
-from assay.harness.config import SERVER_FLAGS, make_spec
+from assay.harness.cli.output import console, deliver, progress, say
+from assay.harness.config import SERVER_FLAGS, is_candidate_named, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
 from assay.harness.policy import Policy
@@ -29,34 +32,59 @@ if TYPE_CHECKING:
 
 @app.command()
 def init(
-    kernel: Annotated[
+    candidate: Annotated[
         str | None,
-        typer.Argument(help="A kernel: module:function, or a published name; by default the only one in this folder."),
+        typer.Argument(
+            help="A kernel as module:function or by its published name, or an attention backend of SGLang; by default the only "
+            "kernel in this folder, or servers if there is none."
+        ),
     ] = None,
 ) -> None:
-    """Write an assay.toml, a test and a CI workflow for the repository in this folder."""
+    """Write an assay.toml and a CI workflow for the repository in this folder, and a test for a kernel."""
     interpret_without_gpu()
 
-    from assay.harness.attention.kernels import find
-
     root = Path.cwd()
-    name = kernel or _the_kernel(root)
-    find("", name)
+    name = candidate or _the_kernel(root) or _asked()
+    is_kernel = Backend.parse(name).is_kernel
+    if is_kernel:
+        from assay.harness.attention.kernels import find
+
+        find("", name)
+    elif name != _BACKEND:
+        from assay.harness.engines.sglang.catalog import checked_backend
+
+        checked_backend("CANDIDATE", name)
     is_package = any((root / file).exists() for file in ("pyproject.toml", "setup.py"))
     origin = _installed_from()
-    requirement = origin or f"{DISTRIBUTION} @ git+{REPOSITORY}"
-    files = _starter_files(name, Policy.model_fields["margin"].default, requirement, is_package)
+    files = _starter_files(name, is_kernel, origin or f"{DISTRIBUTION} @ git+{REPOSITORY}", is_package)
     for path, text in files.items():
         say(f"{'wrote' if _write(root / path, text) else 'kept '}  {path}")
     if not origin:
         say(f"No package index has assay: in the workflow, replace {REPOSITORY} by the URL of your clone.")
-    say(f"Next: assay check {name}, and python -m pytest tests/test_assay.py")
+    say(
+        f"Next: {f'assay check {name}, and python -m pytest {_TEST_FILE}' if is_kernel else 'assay doctor, and assay run'}"
+    )
+
+
+def _asked() -> str:
+    """Ask what is judged, on a terminal; elsewhere it is a backend of servers."""
+    if not (console.is_terminal and sys.stdin.isatty()):
+        return _BACKEND
+    question = (
+        "No kernel was found here. Name one as module:function, or a backend of SGLang whose servers are compared"
+    )
+    return str(typer.prompt(question, default=_BACKEND))
 
 
 def _write(path: Path, text: str) -> bool:
-    """Write a new file. Whatever is at `path` already stays as it is; then the result is False."""
+    """Write a new file, or a line that a .gitignore lacks. What is at `path` already stays; then the result is False."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
+    if path.exists() and path.name == ".gitignore":
+        lines = path.read_text(encoding="utf-8")
+        if text.strip() in lines.split():
+            return False
+        text = lines + "\n" * (not lines.endswith("\n")) + text
+    elif path.exists():
         return False
     path.write_text(text, encoding="utf-8")
     return True
@@ -75,16 +103,24 @@ def _installed_from() -> str:
 _SKIPPED = {"build", "dist", "node_modules", "site-packages", "test", "tests", "venv", "env", "__pycache__"}
 _SHOWN = 8
 
+# What servers are compared by default: SGLang's usual backends on a GPU.
+_REFERENCE, _BACKEND = "triton", "flashinfer"
+_TEST_FILE = "tests/test_assay.py"
 _TOML = Template("""\
 # What `assay run` and `assay gate` do in this folder. Flags of the same names override it; `assay run --help` lists them all.
 
 [run]
-candidate = "$kernel"
-device = "cpu" # "cuda" on a machine with a GPU
+$sides
 
 [policy]
 margin = $margin # largest loss of accuracy that still passes: the default
 """)
+_KERNEL = """candidate = "{}"
+device = "cpu" # "cuda" on a machine with a GPU"""
+_SERVERS = f"""reference = "{_REFERENCE}" # the attention backend that you serve with
+candidate = "{{}}" # the one to judge; `assay backends` lists them
+device = "cuda"
+# model = "meta-llama/Llama-3.1-8B-Instruct" # by default a tiny one, which needs no download"""
 _TEST = Template('''\
 """The attention kernel against assay's oracle, on calls of all kinds: prefill, cached prefixes, decode, odd lengths."""
 
@@ -93,13 +129,13 @@ def test_$name(assay):
     assay.check("$kernel")
 ''')
 _WORKFLOW = Template("""\
-# Checks the kernel on every push: no GPU, no model and no server. Written by `assay init`.
+# $about Written by `assay init`.
+# Exit code 0: pass, 1: regression, 2: usage error, 3: no verdict. All but 0 fail the job, whose summary has the report.
 name: assay
 
 on:
   push:
-  pull_request:
-
+$on
 permissions:
   contents: read
 
@@ -107,58 +143,84 @@ env:
   ASSAY: $install
 
 jobs:
-  check:
-    runs-on: ubuntu-latest
-    timeout-minutes: 15
+  assay:
+    runs-on: $machine
+    timeout-minutes: $minutes
     steps:
       - uses: actions/checkout@v4
+$steps      - if: always()
+        uses: actions/upload-artifact@v4
+        with:
+          name: assay
+          path: |
+            $files
+""")
+_CHECK = Template("""\
       - uses: actions/setup-python@v5
         with:
           python-version: "3.11"
       # PyTorch's CPU build: its default is larger by some 4 GB, for GPUs.
       - run: python -m pip install torch --index-url https://download.pytorch.org/whl/cpu
       - run: python -m pip install "$$ASSAY"
-$package      # Exit code 0: correct, 1: wrong, 2: usage error, 3: no verdict. All but 0 fail the job.
-      - run: assay check $kernel
-      - run: python -m pytest $test
+$package      - run: assay check $kernel --html assay.html --junit assay.xml
 """)
+_GATE = """\
+      # Only on a push: a fork's code would run on your own machine.
+      - run: python3 -m venv "$RUNNER_TEMP/assay" && "$RUNNER_TEMP/assay/bin/pip" install "$ASSAY"
+      # The run's folder is outside the checkout and new in every job: a run found there would be resumed.
+      - run: rm -rf "$RUNNER_TEMP/run" && "$RUNNER_TEMP/assay/bin/assay" gate --out "$RUNNER_TEMP/run"
+"""
 _PACKAGE = "      - run: python -m pip install -e .\n"
 
 
-def _starter_files(kernel: str, margin: float, install: str, is_package: bool) -> Mapping[str, str]:
+def _starter_files(candidate: str, is_kernel: bool, install: str, is_package: bool) -> Mapping[str, str]:
     """Make the files of a repository that begins with assay, by their paths.
 
     Args:
+        candidate: what is judged: a kernel, or a backend of servers.
+        is_kernel: whether it is a kernel, which a test and a check without servers judge.
         install: what pip installs as assay in CI.
         is_package: whether the repository itself can be installed.
     """
-    test = "tests/test_assay.py"
-    name = "".join(letter if letter.isalnum() else "_" for letter in kernel.rpartition(":")[2]).strip("_")
-    package = _PACKAGE if is_package else ""
-    return {
-        "assay.toml": _TOML.substitute(kernel=kernel, margin=margin),
-        test: _TEST.substitute(kernel=kernel, name=f"{name}_is_correct"),
-        ".github/workflows/assay.yml": _WORKFLOW.substitute(kernel=kernel, test=test, install=install, package=package),
-    }
+    sides, margin = (_KERNEL if is_kernel else _SERVERS).format(candidate), Policy.model_fields["margin"].default
+    files = {"assay.toml": _TOML.substitute(sides=sides, margin=margin), ".gitignore": "runs/\n"}
+    workflow = ".github/workflows/assay.yml"
+    if not is_kernel:
+        files[workflow] = _WORKFLOW.substitute(
+            about="Compares both servers on every push, on a machine of your own with a GPU.", on="", steps=_GATE, minutes=60,
+            install=install.replace(DISTRIBUTION, f"{DISTRIBUTION}[serve]", 1), machine="[self-hosted, gpu]",
+            files="${{ runner.temp }}/run",
+        )  # fmt: skip
+        return files
+    name = "".join(letter if letter.isalnum() else "_" for letter in candidate.rpartition(":")[2]).strip("_")
+    steps = _CHECK.substitute(kernel=candidate, package=_PACKAGE if is_package else "")
+    files[_TEST_FILE] = _TEST.substitute(kernel=candidate, name=f"{name}_is_correct")
+    files[workflow] = _WORKFLOW.substitute(
+        about="Checks the kernel on every push: no GPU, no model and no server.", on="  pull_request:\n", steps=steps, minutes=15,
+        install=install, machine="ubuntu-latest", files="assay.html\n            assay.xml",
+    )  # fmt: skip
+    return files
 
 
 def _the_kernel(root: Path) -> str:
     """Find the only kernel in a repository, without importing anything.
 
     That is a public function of one argument which is annotated as AttentionCall, or which is not annotated, and whose q, k and v
-    the function reads.
+    the function reads; or one with a signature that assay knows.
+
+    Returns:
+        Its name, or an empty string if there is none.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: there are several.
     """
     names = sorted(_kernels(root))
-    if len(names) == 1:
-        return names[0]
-    shown = f": {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}" if names else ""
+    if len(names) < 2:
+        return "".join(names)
     raise UsageError(
-        f"{len(names) or 'No'} kernel{'s were' if len(names) > 1 else ' was'} found in {root}{shown}.",
-        "one function of one argument that is annotated as AttentionCall or whose q, k and v it reads, or the name of one",
-        f"name it, as in assay init {names[0] if names else 'mypackage.attention:forward'}",
+        f"{len(names)} kernels were found in {root}: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}.",
+        "one of them, or the name of one",
+        f"name it, as in assay init {names[0]}",
     )
 
 
@@ -171,7 +233,11 @@ def _kernels(root: Path) -> Iterator[str]:
         parts = path.relative_to(root).with_suffix("").parts
         module = ".".join(part for part in parts[parts[0] == "src" :] if part != "__init__")
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and _takes_a_call(node):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and not node.name.startswith("_")
+                and (_takes_a_call(node) or _is_known(node))
+            ):
                 yield f"{module}:{node.name}"
 
 
@@ -197,6 +263,19 @@ def _takes_a_call(node: ast.FunctionDef) -> bool:
     return {"q", "k", "v"} <= read
 
 
+def _is_known(node: ast.FunctionDef) -> bool:
+    """Return True if a function has a signature that assay knows, such as that of flash_attn_varlen_func."""
+    from assay.harness.attention.adapters.adapter import Parameters
+    from assay.harness.attention.adapters.table import is_known
+
+    args = node.args
+    optional = [*args.args[len(args.args) - len(args.defaults) :], *(
+        each for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is not None
+    )]  # fmt: skip
+    names = frozenset(each.arg for each in (*args.args, *args.kwonlyargs))
+    return is_known(Parameters(names, names - {each.arg for each in optional}))
+
+
 @app.command()
 @spec_flags(SERVER_FLAGS)
 def doctor(
@@ -207,15 +286,17 @@ def doctor(
     interpret_without_gpu()
 
     from assay.harness.run.doctor import Examination, examine
-    from assay.reports.terminal import render
 
-    spec = make_spec(flags, config)
-    examined = []
-    for shown in examine(spec):  # shown at once: the last of them calls a kernel, which may hang
-        render(_document(Examination(device=spec.device, examined=(shown,))), console)
-        examined.append(shown)
-    document = _document(Examination(device=spec.device, examined=tuple(examined)))
-    raise typer.Exit(deliver(document, shown=True))
+    spec, examined = make_spec(flags, config), list[Any]()
+    # What imports print does not precede the answer. The last step calls a kernel, which may hang.
+    with (
+        progress() as display,
+        display.waiting("examining", lambda: f"after {examined[-1].id}" if examined else ""),
+        redirect_stdout(sys.stderr),
+    ):
+        for shown in examine(spec, is_candidate_named(flags, config)):
+            examined.append(shown)
+    raise typer.Exit(deliver(_document(Examination(device=spec.device, examined=tuple(examined)))))
 
 
 _SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}

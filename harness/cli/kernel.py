@@ -8,9 +8,19 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, as_given
-from assay.harness.cli.output import console, deliver, detail, errors, progress, report_error, say
+from assay.harness.cli.output import (
+    deliver,
+    detail,
+    errors,
+    file_row,
+    new_file,
+    progress,
+    report_error,
+    say,
+)
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.files import write_whole
 from assay.harness.text import did_you_mean
 from assay.worker import Event
 
@@ -19,6 +29,10 @@ _ReadOut = Annotated[
     typer.Option(
         help="Longest time to read off a wrong kernel what it computes, in seconds; 0 for no read-out.", min=0
     ),
+]
+_Test = Annotated[
+    Path | None,
+    typer.Option("--test", help="A file for a test that fails with the smallest wrong call.", callback=new_file),
 ]
 
 
@@ -58,33 +72,57 @@ def check(
             help="How often the kernel runs in all, to see it become wrong; by default 1,000, in full 2,000.", min=0
         ),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check one dtype and one head_dim only, in seconds; the verdict says so.")
+    ] = False,
     read_out: _ReadOut = 30.0,
+    test: _Test = None,
 ) -> None:
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
     from assay.harness.checks.jobs import check as run
-    from assay.harness.checks.jobs import ended_early
-    from assay.harness.progress import ProgressDisplay
     from assay.reports.check import check_document
-    from assay.reports.terminal import say as print_text
 
     dims = _whole_numbers("--head-dim", head_dim) if head_dim else None
-    with ProgressDisplay(errors) as display:
+    stands = False
+    with progress() as display:
 
         def show(event: Event) -> None:
-            if event["event"] == "stands" and event["reading"] and not console.quiet:
-                draft = KernelResult.model_validate(event["result"])
-                print_text(errors, f"{draft.summary()}. Reading what it computes, for at most {read_out:g} s.")
+            nonlocal stands
+            if event["event"] == "stands":  # no further run is one of the matrix
+                stands = True
+                if event["reading"]:
+                    said = KernelResult.model_validate(event["result"]).summary()
+                    display.say(f"{said}. Reading what it computes, for at most {read_out:g} s.")
+                elif errors.is_terminal:
+                    display.say("finding out where it is wrong")
             # Outside of a terminal, a check of a second needs no line.
-            elif event["event"] == "runs" and (errors.is_terminal or event["done"] < event["total"]):
+            elif event["event"] == "runs" and not stands and (errors.is_terminal or event["done"] < event["total"]):
                 display.count("runs of the kernel", event["done"], event["total"])
 
         result = run(
             kernel, phases=phase, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size,  # type: ignore[arg-type]
             device=device, like=_words(like), case=case, again=as_given(), calls=calls, read_out=read_out, on_event=show,
+            quick=quick,
         )  # fmt: skip
+    document = check_document(result, detail.verbose)
+    raise typer.Exit(_deliver(result, deliver(document), test))
+
+
+def _deliver(result: KernelResult, code: int, test: Path | None) -> int:
+    """Write the test of a result that was shown, and say if its kernel ended its process; return the exit code."""
+    if test and result.test:
+        write_whole(test, result.test)
+        file_row("Test", test)
+    elif test:
+        file_row(
+            "Test",
+            f"none: {'no wrong call is known' if not result.smallest else 'the wrong call fails only with others'}",
+        )
     if result.not_run:
-        report_error(ended_early(result.not_run, "what it had found is below"))
-    raise typer.Exit(deliver(check_document(result, detail.verbose)))
+        from assay.harness.checks.jobs import ended_early
+
+        report_error(ended_early(result.not_run, "what it had found is above"))
+    return code
 
 
 def _words(given: list[str] | None) -> list[str] | None:
@@ -110,22 +148,20 @@ def replay(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay run`.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
     read_out: _ReadOut = 30.0,
+    test: _Test = None,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
-    from assay.harness.checks.jobs import ended_early
     from assay.harness.checks.jobs import replay as run
     from assay.reports.check import check_document
 
-    with progress(errors) as display:
+    with progress() as display:
 
         def show(event: Event) -> None:
             if event["event"] == "runs":
                 display.count(f"{candidate}: runs on recorded calls", event["done"], event["total"])
 
         result = run(pack, candidate, read_out=read_out, on_event=show)
-    if result.not_run:
-        report_error(ended_early(result.not_run, "what it had found is below"))
-    raise typer.Exit(deliver(check_document(result)))
+    raise typer.Exit(_deliver(result, deliver(check_document(result)), test))
 
 
 @app.command()

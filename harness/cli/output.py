@@ -1,4 +1,4 @@
-"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a last line with the verdict."""
+"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a result below its answer."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 console = Console()
 errors = Console(stderr=True)
 # What a command prints or writes besides its result; ``--quiet`` silences `console`.
-detail = SimpleNamespace(verbose=False, json=False, html=None, junit=None)
+detail = SimpleNamespace(verbose=False, json=False, html=None, junit=None, all=False)
 # Seconds between two lines of progress where the output is no terminal.
-_LINES_S, _VERBOSE_LINES_S = 10.0, 1.0
+_LINES_S, _VERBOSE_LINES_S = 30.0, 1.0
 
 
 def say(text: str) -> None:
@@ -85,52 +85,61 @@ def print_json(document: str) -> None:
     sys.stdout.write(document.rstrip("\n") + "\n")
 
 
-def deliver(document: Document, page: Path | None = None, shown: bool = False) -> int:
-    """Print a document, write what was asked for, and print the conclusion.
+def deliver(document: Document, page: Path | None = None) -> int:
+    """Print a document, the answer first, and write what was asked for.
 
     Args:
         document: of a command's result.
         page: the command's own page, besides the file of ``--html``.
-        shown: whether the body is on the terminal already.
 
     Returns:
         The exit code.
     """
     from assay.reports.terminal import render
 
-    if not shown:
-        render(document, console)
+    render(document, console, detail.all)
     write_asked(document, page)
-    if document.conclusion and not console.quiet:
-        say(document.conclusion)
-    elif document.conclusion and not console.stderr:  # --quiet leaves the verdict
-        sys.stdout.write(document.conclusion + "\n")
+    if document.page:
+        file_row("Report", document.page)
+    if document.answer and console.quiet and not console.stderr:  # --quiet leaves the answer
+        sys.stdout.write(document.answer + "\n")
     return document.code
 
 
 def write_asked(document: Document, page: Path | None = None) -> None:
-    """Print or write what ``--json``, ``--junit`` and ``--html`` ask for, and the command's own page."""
+    """Print or write what ``--json``, ``--junit``, ``--html`` and GitHub Actions ask for, and the command's own page."""
     if detail.json and document.result is not None:
         print_json(document.json(document.result))
     if detail.junit:
         from assay.reports.junit import to_junit
 
         write_whole(detail.junit, to_junit(document))
-        say(f"JUnit: {detail.junit}")
+        file_row("JUnit", detail.junit)
     for file in filter(None, (page, detail.html)):
         from assay.reports.page import to_html
 
         write_whole(file, to_html(document))
-        say(f"Report: {file}")
+        file_row("Report", file)
+    if not {"GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"}.isdisjoint(os.environ):
+        from assay.reports.github import write_for_actions
+
+        write_for_actions(document, sys.stderr if detail.json else sys.stdout)
 
 
-def progress(on: Console = console) -> ProgressDisplay:
-    """Make a display of the command's progress; ``--quiet`` silences it."""
+def file_row(label: str, path: Path | str) -> None:
+    """Print a row that names a file which was written."""
+    from assay.reports.document import Row
+    from assay.reports.terminal import rows
+
+    rows(console, [Row(label, str(path))])
+
+
+def progress() -> ProgressDisplay:
+    """Make a display of the command's progress on standard error, whose output begins with its answer; ``--quiet`` silences it."""
     from assay.harness.progress import ProgressDisplay
 
-    return ProgressDisplay(
-        Console(quiet=True) if console.quiet else on, _VERBOSE_LINES_S if detail.verbose else _LINES_S
-    )
+    shown = Console(quiet=True) if console.quiet else errors
+    return ProgressDisplay(shown, _VERBOSE_LINES_S if detail.verbose else _LINES_S)
 
 
 _flags = typer.Typer(add_completion=False)
@@ -148,6 +157,9 @@ def _output(
     ] = False,
     html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
     junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
+    all: Annotated[
+        bool, typer.Option("--all", help="Print all that there is to say, not only the first screen.")
+    ] = False,
     quiet: Annotated[
         bool,
         typer.Option("-q", "--quiet", help="Print only the verdict, if any, and errors.", is_eager=True),
@@ -170,7 +182,7 @@ def add_output_flags(command: Any) -> None:
         if not command.invoke_without_command:
             return
     shared = [flag for flag in typer.main.get_command(_flags).params if flag.name in _output.__annotations__]
-    for flag in shared[3:] if command.name in _WITHOUT_RESULT else shared:
+    for flag in shared[4:] if command.name in _WITHOUT_RESULT else shared:
         flag.expose_value, flag.callback = False, _set
         command.params.append(flag)
 

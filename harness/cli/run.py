@@ -74,12 +74,13 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) 
     folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
         made = run(spec, folder, baselines=baselines, display=display)
-    _show(made, folder, interrupted=made.failure is not None and made.failure.kind == "interrupted")
+    interrupted = made.failure is not None and made.failure.kind == "interrupted"
+    _show(made, folder, interrupted=f" after {display.ran() or 'nothing was asked'}" * interrupted)
     return made
 
 
-def _show(made: Report, folder: Path, interrupted: bool = False) -> None:
-    """Write every report of a run, and show the verdict; of one that was interrupted just now, how it goes on."""
+def _show(made: Report, folder: Path, interrupted: str = "") -> None:
+    """Write every report of a run, and show the verdict; of one that was interrupted just now, after what, and how it goes on."""
     from assay.harness.judge.history import PAGE
     from assay.reports.run_report import run_document
     from assay.reports.write import write_reports
@@ -91,7 +92,7 @@ def _show(made: Report, folder: Path, interrupted: bool = False) -> None:
             deliver(document)
             return
     assert made.failure is not None
-    say(f"Interrupted; there is no verdict. What was measured is in {folder}.")
+    say(f"Interrupted{interrupted}. There is no verdict, so this is not a pass. What was measured is in {folder}.")
     say(f"{made.failure.do[0].upper()}{made.failure.do[1:]}")
     write_asked(document)
 
@@ -150,7 +151,8 @@ def report(
         raise typer.Exit(made.exit_code)
     if path.is_file() and path.suffix != ".json":
         check_run(path)
-    raise typer.Exit(deliver(run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE)))
+    document = run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE)
+    raise typer.Exit(deliver(document))
 
 
 @app.command()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from assay.harness.drivers.sweep.spec import SweptCell
 
 # Options of commands that a sweep sets itself.
-_OF_THE_SWEEP = ("out", "json", "html", "junit", "quiet", "verbose", "help")
+_OF_THE_SWEEP = ("out", "json", "html", "junit", "test", "all", "quiet", "verbose", "help")
 # Arguments by command and name, and the name that other commands have for it.
 _ALSO_CALLED = {("check", "kernel"): "candidate"}
 

@@ -115,6 +115,14 @@ class Engine(Protocol):
         """
         return None
 
+    def resolved_arguments(self) -> dict[str, Any]:
+        """Return the arguments to which the engine resolves the command line, without a server; empty if it cannot say.
+
+        Raises:
+            EngineError: it refuses the command line, or does not answer in time.
+        """
+        return {}
+
     def settle_with(self, candidate: Engine, asked: Collection[str]) -> CommonSettings:
         """Find the flags that make the arguments of this reference and of a candidate agree before they start. By default it finds
         none.

@@ -13,7 +13,7 @@ from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile, RunRecord
 from assay.harness.schema import RULE, Part, page_in_notebook
-from assay.harness.text import percent, two_digits
+from assay.harness.text import percent, times
 from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ class KernelResult(Part, RunRecord):
     traceback: str = Field("", description="of the first exception that the kernel raised")
     # On the matrix.
     shapes: str = Field("", description="in a run, what the calls had in common")
+    quick: str = Field("", description="of a quick check, the one dtype and head_dim of its calls; empty otherwise")
     failing: tuple[str, ...] = Field((), description="names of the cases that are out of bounds or broken")
     tried: Tried | None = Field(
         None, description="the condition under which it is wrong, or null if none survived fresh calls"
@@ -267,10 +268,14 @@ class KernelResult(Part, RunRecord):
     def summary(self) -> str:
         """Summarise in a sentence: what the kernel does wrong if known, how many calls are wrong, and the worst own error."""
         cause = cause_of(self.findings)
-        return self.extent(cause.does if cause else "")
+        return "; ".join(filter(None, [self.extent(cause.does if cause else ""), self.error]))
 
     def extent(self, does: str = "") -> str:
-        """Write `summary` with other words for the bug, or without it if `does` is empty."""
+        """Say on how many calls the kernel is right or wrong.
+
+        Args:
+            does: what it does wrong; empty to leave it out.
+        """
         if self.recorded:
             verdict = f"{self.kernel} {does}" if does else f"{self.kernel}, {len(self.findings)} findings"
             verdict += f"; {self.calls} of {self.recorded} recorded calls"
@@ -278,18 +283,24 @@ class KernelResult(Part, RunRecord):
             verdict = f"No verdict on {self.kernel}: requirements of a pass were not tested"
         elif self.exit_code == ExitCode.PASS:
             verdict = f"{self.kernel} is correct on all {self.calls} calls"
+            verdict += f" of a quick check: {self.quick} only" if self.quick else ""
         elif self.failing:
             of = f"the first {self.calls} of {self.calls + self.left_out}" if self.left_out else f"{self.calls}"
             wrong = f"wrong on {len(self.failing)} of {of} calls"
             verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
         else:
             verdict = f"{self.kernel} is within its bounds on all {self.calls} calls, but has serious findings"
+        return verdict
+
+    @property
+    def error(self) -> str:
+        """The worst own error in words; empty if no call was computed."""
         if self.worst_bound is None:
-            return verdict
+            return ""
         if self.worst_own is None:
-            return f"{verdict}; an output is not finite"
-        times = f"{two_digits(self.worst)} times its bound of {percent(self.worst_bound)}"
-        return f"{verdict}; worst error {percent(self.worst_own)}, {times}"
+            return "an output is not finite"
+        explained = percent(self.worst_bound)
+        return f"worst error {percent(self.worst_own)}, {times(self.worst)} what rounding explains ({explained})"
 
 
 MATRIX = RunFile("matrix.json", KernelResult)

@@ -145,6 +145,15 @@ class CommonSettings(RunRecord):
 COMMON_SETTINGS = RunFile("common-settings.json", CommonSettings)
 
 
+class ResolvedArguments(RunRecord):
+    """The arguments to which the engine itself resolves the command line of a side, without a server."""
+
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+RESOLVED = RunFile("resolved-arguments.json", ResolvedArguments)
+
+
 Stop = Literal["decided", "hopeless", "all asked"]
 """Why asking stopped: the answers decided; they show that no number of questions would; or there was none left."""
 

@@ -104,7 +104,8 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
 
 def _item(item: Item, answer: Answer) -> ResultItem:
     return ResultItem(
-        key=item.id, prompt_hash=answer.prompt_hash, target=item.expected or "", answer=answer.text, parsed=answer.parsed,
+        key=item.id, prompt_hash=answer.prompt_hash, question=" ".join(item.prompt.split()),
+        target=item.expected or "", answer=answer.text, parsed=answer.parsed,
         score=float(item.is_right(answer.parsed)), tokens=answer.completion_tokens, finish=answer.finish_reason,
     )  # fmt: skip
 

@@ -30,11 +30,13 @@ class Unpaired(Part):
 
 
 class AnswerFlip(Part):
-    """A document that one side got right, or more right, and the other did not. Texts come from outside: never trust them."""
+    """A document, and the answers of both sides. Texts come from outside: never trust them."""
 
     task: str
     key: str
-    direction: Literal["lost", "gained", "changed"] = Field(description="changed: which way is better is not recorded")
+    direction: Literal["lost", "gained", "changed", "both right", "both wrong"] = Field(
+        description="changed: which way is better is not recorded"
+    )
     question: str = ""
     target: str
     a: str
@@ -57,6 +59,8 @@ class ComparedTask(Part):
     again: int = Field(0, description="pairs beyond the first of a document; all pairs of a document count once")
     a: float = Field(0.0, description="mean score")
     b: float = 0.0
+    a_error: float | None = Field(None, description="standard error of the mean score; null where it is not known")
+    b_error: float | None = None
     lost: int = 0
     gained: int = 0
     loss: float = 0.0
@@ -86,7 +90,8 @@ class ComparedAnswers(Part):
     alpha: float
     overall: ComparedTask = Field(description="all tasks together")
     tasks: tuple[ComparedTask, ...] = ()
-    flips: tuple[AnswerFlip, ...] = Field((), description="the first of them")
+    flips: tuple[AnswerFlip, ...] = Field((), description="the first of those that one side got right, or more right")
+    steady: tuple[AnswerFlip, ...] = Field((), description="the first of those that both sides got right, or wrong")
     lengths: AnswerLengths | None = Field(None, description="A is the reference; null where no lengths are recorded")
 
 

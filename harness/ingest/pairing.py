@@ -245,10 +245,13 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         scores.sort(key=lambda each: hashlib.sha256(each.unit.encode()).digest())
     result = accuracy(scores, rule, _guessing(pairs), fixed=not adaptive)
     lost, gained = result.flips
-    mean_a, mean_b = np.mean([(each.reference, each.candidate) for each in scores] or [(0.0, 0.0)], axis=0).tolist()
+    both = np.array([(each.reference, each.candidate) for each in scores] or [(0.0, 0.0)])
+    mean_a, mean_b = both.mean(axis=0).tolist()
+    error_a, error_b = (both.std(axis=0, ddof=1) / math.sqrt(len(both))).tolist() if len(both) > 1 else (None, None)
     return ComparedTask(
         task="", verdict=result.verdict, why=(state_accuracy(result, SIDES),),
         test="betting" if scores and not result.exact else "exact", pairs=len(scores), a=mean_a, b=mean_b, lost=lost, gained=gained,
+        a_error=error_a, b_error=error_b,
         loss=result.loss, low=result.interval.low, high=result.interval.high, p_mcnemar=result.p_mcnemar,
         p_inferior=result.p_inferior, p_regression=result.p_regression,
     )  # fmt: skip
@@ -324,7 +327,7 @@ def _decide_unpaired(pairing: Pairing, rule: Rule) -> ComparedTask:
     worse = not pairing.differs and higher is not None and shown.get("p_regression", 1.0) <= rule.regression_alpha
     return ComparedTask(
         task="", verdict="regression" if worse else "inconclusive", why=(why,), test="unpaired", a=before.value, b=after.value,
-        loss=sign * (before.value - after.value), either_way=higher is None, **shown,
+        a_error=before.error, b_error=after.error, loss=sign * (before.value - after.value), either_way=higher is None, **shown,
     )  # fmt: skip
 
 

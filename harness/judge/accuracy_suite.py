@@ -29,6 +29,9 @@ from assay.harness.verdict import Check, Finding, Requirement
 LOSS = "loss-of-accuracy"
 
 
+_STEADY = 64  # questions that both roles got right, or wrong, kept to be read
+
+
 def claim(run: RunEvidence) -> Judged:
     """Judge the questions, and check that they were asked as planned and answered, or say that accuracy was not tested."""
     checks = []
@@ -117,6 +120,9 @@ def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
         flips=(*(_flip(pair, "lost") for pair in lost), *(_flip(pair, "gained") for pair in gained)),
+        steady=tuple(
+            _flip(pair, "both right" if pair.right("reference") else "both wrong") for pair in pairs if not pair.loss
+        )[:_STEADY],
     )
 
 
@@ -154,7 +160,7 @@ def loss_metric(policy: Policy, result: Accuracy, quantity: str, **values: Any) 
     )
 
 
-def _flip(pair: Pair, direction: Literal["lost", "gained"]) -> Flip:
+def _flip(pair: Pair, direction: Literal["lost", "gained", "both right", "both wrong"]) -> Flip:
     return Flip(
         item=pair.item.id,
         group=pair.item.group,

@@ -93,6 +93,7 @@ def _build(folder: RunFolder) -> Report:
             model=manifest.model,
             model_hash=manifest.model_hash,
             argument_differences=run.argument_differences,
+            derived_arguments=run.derived_arguments,
         ),
         checks=tuple(checks),
         suites=tuple(suites),

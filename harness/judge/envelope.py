@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from assay.harness.conditions import ENVELOPE, ENVELOPE_OF, PHASES, Buckets
+from assay.harness.engines.sglang.arguments import limits_of
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, stood_for
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
@@ -46,7 +47,7 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
         served={phase: _met(served, phase) for phase in phases} if served else {},
         served_in_graphs=in_graphs,
         reached=_reached(envelope, counts, counts.limits, phases),
-        served_reached=_reached(envelope, served, counts.limits, phases) if served else {},
+        served_reached=_reached(envelope, served, served.limits, phases) if served and served.limits else {},
         gaps=tuple(map(_lacking, envelope.gaps(counts, phases))),
         rows=tuple(_rows(envelope.kinds(counts.limits), counts, phases)),
     )
@@ -125,11 +126,11 @@ def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Env
     counts, required = run.envelope, Requirement("envelope-served")
     if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
         return required.check("not checked", state("envelope-not-asked", suites=lacking, line=line))
-    if counts is None or counts.limits is None or served is None or not run.claimed:
+    if counts is None or served is None or served.limits is None or not run.claimed:
         return required.check("missing", state("envelope-not-answered", line=line, url=bool(run.urls)))
     if missing := envelope.gaps(served, run.claimed):
         parted = sum(_compared_tokens(both) < len(both.candidate.tokens) for both in run.over_envelope)
-        return required.check("missing", _state_missing(missing, counts.limits, line, parted))
+        return required.check("missing", _state_missing(missing, served.limits, line, parted))
     return required.check("ok", state("envelope-answered", answers=len(run.over_envelope), line=line))
 
 
@@ -159,7 +160,13 @@ def _served(run: RunEvidence) -> EnvelopeCounts | None:
     """Count the lengths that the candidate's own server answered, or return None where such answers are not compared."""
     if run.envelope is None or run.envelope.limits is None or not run.over_envelope:
         return None
-    return _served_envelope(run.envelope.limits, run.over_envelope, run.folder.admissions("candidate"))
+    limits, candidate = run.envelope.limits, run.servers.get("candidate")
+    if candidate is not None and "chunked_prefill_size" in candidate.arguments:
+        own = limits_of(candidate.arguments, limits.context_tokens)
+        limits = limits.model_copy(
+            update={name: getattr(own, name) for name in ("chunk_tokens", "page_tokens", "mixed")}
+        )
+    return _served_envelope(limits, run.over_envelope, run.folder.admissions("candidate"))
 
 
 def _served_envelope(limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]) -> EnvelopeCounts:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec, recorded_spec
-from assay.harness.engines.sglang.arguments import differences
+from assay.harness.engines.sglang.arguments import ABSENT, differences, flat
 from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
@@ -17,7 +18,7 @@ from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
-from assay.harness.evidence.manifest import QUESTION_PLAN, Manifest, QuestionPlan, ServerManifest
+from assay.harness.evidence.manifest import QUESTION_PLAN, RESOLVED, Manifest, QuestionPlan, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.answers import Pair, Pairing, envelope_pairs, pair
@@ -64,7 +65,8 @@ class RunEvidence:
         over_envelope: both roles' answers to the requests at required lengths.
         servers: by role; a role without a record is missing.
         fingerprints: what each really served; a role whose server did not report it is missing.
-        argument_differences: server arguments that differ beyond the treatment.
+        argument_differences: server arguments that differ beyond the treatment, and do not follow from it.
+        derived_arguments: those that differ because the engine resolves each side's own command line so.
         kernels: what each role's processes saw in the passes that they traced.
         errors: the candidate's errors on the reference's inputs, or None without a layer diff.
         envelope: the conditions of the calls that the layer diff compared, or None without one.
@@ -94,6 +96,7 @@ class RunEvidence:
     fingerprints: Mapping[Role, Fingerprint]
     counts: Mapping[Role, Sequence[CallCount]]
     argument_differences: dict[str, tuple[str, str]]
+    derived_arguments: dict[str, tuple[str, str]]
     kernels: Mapping[Role, Sequence[KernelTrace]]
     errors: ShadowErrors | None
     envelope: EnvelopeCounts | None
@@ -134,6 +137,9 @@ class RunEvidence:
         traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
         seeded = {role: folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
         compared = [suite for suite in _ANSWERED if suite in spec.workload.suites]
+        differ = argument_differences(servers, spec.treatment)
+        resolved = {role: record.arguments for role in ROLES if (record := folder.read(RESOLVED, role)) is not None}
+        derived = derived_arguments(differ, resolved)
         return cls(
             folder=folder,
             manifest=manifest,
@@ -150,7 +156,8 @@ class RunEvidence:
             servers=servers,
             fingerprints=bench_folder(folder).fingerprints() if only_timed else fingerprints_of(folder),
             counts=counts,
-            argument_differences=argument_differences(servers, spec.treatment),
+            argument_differences={name: values for name, values in differ.items() if name not in derived},
+            derived_arguments=derived,
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
             envelope=envelope,
@@ -189,3 +196,18 @@ def argument_differences(
         return {}
     reference, candidate = (servers[role].arguments for role in ROLES)
     return differences(reference, candidate, treatment)
+
+
+def derived_arguments(
+    differences: Mapping[str, tuple[str, str]], resolved: Mapping[Role, Mapping[str, Any]]
+) -> dict[str, tuple[str, str]]:
+    """Return the differences that follow from the treatment: both servers do what the engine resolves their command lines to.
+
+    Args:
+        resolved: arguments by role, as `Engine.resolved_arguments` returns them; empty where they were not asked for.
+    """
+    if len(resolved) < len(ROLES):
+        return {}
+    reference, candidate = (flat(resolved[role]) for role in ROLES)
+    own = {name: (reference.get(name, ABSENT), candidate.get(name, ABSENT)) for name in differences}
+    return {name: values for name, values in differences.items() if own[name] == values}

@@ -97,16 +97,19 @@ class Environment(Part):
     model: str
     model_hash: str = Field(description="SHA-256 over the model folder's weights and tokenizer")
     argument_differences: dict[str, tuple[str, str]] = Field(
-        description="server arguments that differ between the roles beyond the backend: (reference, candidate)"
+        description="server arguments that differ between the roles beyond the treatment: (reference, candidate)"
+    )
+    derived_arguments: dict[str, tuple[str, str]] = Field(
+        {}, description="those that differ as the engine derives them from the treatment: (reference, candidate)"
     )
 
 
 class Flip(Part):
-    """A question that one role got right and the other did not, with both answers. Texts are a model's: never trust them."""
+    """A question with both answers, which one role got right, or both or none. Texts are a model's: never trust them."""
 
     item: str
     group: str
-    direction: Literal["lost", "gained"]
+    direction: Literal["lost", "gained", "both right", "both wrong"]
     prompt: str
     expected: str
     reference_text: str
@@ -134,6 +137,7 @@ class SuiteResult(SuiteVerdict):
     tallies: tuple[Tally, ...] = ()
     conditions: tuple[ConditionRow, ...] = ()
     flips: tuple[Flip, ...] = ()
+    steady: tuple[Flip, ...] = Field((), description="the first questions that both roles got right, or wrong")
     divergences: tuple[DivergenceRow, ...] = ()
     logits: tuple[LogitsRow, ...] = ()
     decided_by: str | None = Field(

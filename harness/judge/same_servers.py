@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from assay.evals.questions import parse_answer
 from assay.harness.backend import Backend
@@ -24,7 +24,7 @@ def claim(run: RunEvidence) -> Judged:
     if not run.compares_servers:
         return Judged()
     same = check_same_servers(
-        run.spec.sides, run.servers, run.argument_differences, run.fingerprints,
+        run.spec.sides, run.servers, run.argument_differences, run.fingerprints, derived=run.derived_arguments,
         stored="reference" not in run.measured, common=run.folder.read(COMMON_SETTINGS),
     )  # fmt: skip
     return Judged(checks=[same, _check_reconciled(run), *_check_parsed(run)])
@@ -36,6 +36,7 @@ def check_same_servers(
     differences: Mapping[str, tuple[str, str]],
     fingerprints: Mapping[Role, Fingerprint],
     *,
+    derived: Collection[str] = (),
     stored: bool = False,
     common: CommonSettings | None = None,
 ) -> Check:
@@ -43,11 +44,12 @@ def check_same_servers(
 
     Args:
         differences: arguments that differ beyond the treatment.
+        derived: those that differ as the engine derives them from it.
         fingerprints: what each really served, which decides last; a role whose server did not report it is missing.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
         common: the flags added to both so that their arguments agree, or None if they were not looked for.
     """
-    status, outcome = _compare_servers(sides, servers, differences, fingerprints, stored)
+    status, outcome = _compare_servers(sides, servers, differences, fingerprints, derived, stored)
     if common is not None:
         impossible = common.impossible if status == "failed" else ()
         outcome = state("with-common-settings", outcome=outcome, because=common.because, impossible=impossible)
@@ -59,6 +61,7 @@ def _compare_servers(
     servers: Mapping[Role, ServerManifest],
     differences: Mapping[str, tuple[str, str]],
     fingerprints: Mapping[Role, Fingerprint],
+    derived: Collection[str],
     stored: bool,
 ) -> tuple[CheckStatus, Statement]:
     if len(servers) < 2:
@@ -89,7 +92,7 @@ def _compare_servers(
     if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):
         return "missing", state("settings-not-compared", why=diff.unread)
     arguments, parts = len(servers["reference"].arguments), len(diff.compared) if diff else None
-    return "ok", state("servers-agree", stored=stored, arguments=arguments, parts=parts)
+    return "ok", state("servers-agree", stored=stored, arguments=arguments, parts=parts, derived=list(derived))
 
 
 def _compare_served(fingerprints: Mapping[Role, Fingerprint]) -> FingerprintDiff | None:

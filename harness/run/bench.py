@@ -227,7 +227,7 @@ def _play_in_time(
             blocks_of(block)
             return block
         except ReadAtOnce as late:
-            display.say(f"{late.found} It is played again.")
+            display.say(f"{late.found} It is played again.", stays=True)
             time.sleep(pause_s)
     block = _play(turn, engine, client, vocabulary, number)
     blocks_of(block)

@@ -33,7 +33,7 @@ from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import check_accepted, check_asked
 from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, interview, is_answered
 from assay.harness.run.run_folder import asked_roles, recorded, shadowed_role
-from assay.harness.run.servers import make_run_engine, manifest_of, record_fingerprint, running, together
+from assay.harness.run.servers import make_run_engine, manifest_of, record_fingerprint, resolve_sides, running, together
 from assay.harness.sides import ROLES, Role
 
 # File that marks a server's kernels as listed; it holds the nonce of the run.
@@ -57,15 +57,10 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
     with recorded(folder):
+        resolve_sides(plan, folder)
         same_time = asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
         stop = QuestionStop(plan, folder.answers(), together=same_time)
         most = len(stop.items)
-        if stop.items and stop.reason is None:
-            rule, seed = plan.rule, plan.spec.workload.order_seed
-            display.say(
-                f"Questions: at most {most:,}, in the random order of seed {seed}; margin {rule.margin:g}, "
-                f"alpha {rule.alpha:g}. Asking stops when the answers decide."
-            )
         # In turn, the servers get few questions at first, since those usually decide.
         for stop.first in [most] if same_time or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]:
             _ask_round(_Asking(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
@@ -74,6 +69,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         if (questions := folder.read(QUESTION_PLAN)) is not None and stop.reason is not None:
             display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {most:,}.")
             folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
+        resolve_sides(plan, folder)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
 

@@ -11,6 +11,7 @@ import shutil
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ from assay.harness.errors import AssayError, ExitCode
 from assay.harness.extras import DISTRIBUTION, install, missing_packages
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Device, Side
-from assay.harness.text import one_line
+from assay.harness.text import listed, one_line
 
 Status = Literal["ok", "missing", "not needed"]
 SCHEMA: Literal["assay.doctor/1"] = "assay.doctor/1"
@@ -57,17 +58,25 @@ class Examination(Part):
         return ExitCode.NO_VERDICT if missing else ExitCode.PASS
 
 
-def examine(spec: RunSpec) -> Iterator[_RunNeed]:
+def examine(spec: RunSpec, candidate_named: bool = True) -> Iterator[_RunNeed]:
     """Examine what a run of this spec needs, one thing after the other; the candidate's first call comes last.
 
     An examination that fails is a finding, too, so that the others are still made.
+
+    Args:
+        spec: of the run.
+        candidate_named: whether somebody named the candidate; otherwise SGLang's own backends are examined instead of the default.
     """
     device, candidate = spec.device, spec.candidate.backend
+    if not candidate_named:
+        candidate = spec.reference.backend
+        spec = spec.model_copy(update={"candidate": spec.reference})
     steps: dict[str, Callable[[], _Found]] = {
         "check": _check, "packages": _packages, "sglang": _sglang, "gpu": lambda: _gpu(device),
         "memory": lambda: _memory(device, spec.reference), "triton": lambda: _triton(device, candidate),
         "compiler": lambda: _compiler(device), "disk": _disk, "asked": lambda: _asked(spec),
-        "candidate": lambda: _candidate(candidate), "first-call": lambda: _first_call(device, candidate),
+        "candidate": lambda: _candidate(candidate) if candidate_named else _own_backends(device),
+        "first-call": lambda: _first_call(device, candidate if candidate_named else f"sglang:{candidate}"),
     }  # fmt: skip
     for id_, step in steps.items():
         try:
@@ -200,6 +209,21 @@ def _candidate(candidate: str) -> _Found:
 
     find("--candidate", candidate)
     return "ok", f"{candidate} can be imported; it computes {' and '.join(backend.phases)}", ""
+
+
+def _own_backends(device: Device) -> _Found:
+    """Examine which of SGLang's own backends can be built here, where no candidate is named."""
+    from assay.harness.attention.call import KernelRefused
+    from assay.harness.attention.kernels import load
+    from assay.harness.engines.sglang.catalog import sglang_backends
+
+    here = []
+    for name in sglang_backends():
+        with suppress(KernelRefused):
+            load(f"sglang:{name}")
+            here.append(name)
+    says = f"none is named; of SGLang's {len(sglang_backends())} backends, {listed(here) or 'none'} can be used on {device}"
+    return _needed(bool(here), says, "assay backends, which says what each of them lacks")
 
 
 def _first_call(device: Device, candidate: str) -> _Found:

@@ -6,20 +6,24 @@ counted; waves that left some open are sent again, since which sequences share a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from assay.evals.envelope_load import BATCH, DEPTH, Load, LoadRequest, Wave, envelope_load, longest
 from assay.evals.questions import prompt_hash
 from assay.harness.engines.base import Engine
 from assay.harness.engines.model import model_shape
+from assay.harness.engines.sglang.arguments import limits_of
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.engines.sglang.score import generate_all
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import RESOLVED
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.run.plan import Plan
 from assay.harness.run.questions import TOP_LOGPROBS
+from assay.harness.run.run_folder import shadowed_role
+from assay.harness.sides import ROLES
 
 # Most times that a wave is sent for one condition.
 _ROUNDS = 3
@@ -38,19 +42,23 @@ def chunk_argument(plan: Plan) -> tuple[str, ...]:
 
 
 def drive_envelope(
-    engine: Engine, place: Path, plan: Plan, write: Callable[[], None], keep: Keep, seed: str = ""
-) -> None:
+    engine: Engine, place: Path, plan: Plan, write: Callable[[], None], keep: Keep, seed: str = "",
+    limits: Sequence[EngineLimits] = (),
+) -> None:  # fmt: skip
     """Send waves to a server with its shadow switched on until the envelope is covered, and have the counts written.
 
     Args:
         write: makes the server write what it counted.
         keep: gets the answers to the first round, which the other role answers too.
         seed: the run's, of which every round has its own.
+        limits: of both servers (`served_limits`); by default this server's.
     """
     counts, missing = None, _missing(plan, None)
+    if engine.scores:  # otherwise it takes no token ids
+        limits = limits or [limits_of(engine.arguments(), model_shape(plan.model).context)]
     for number in range(_ROUNDS):
-        if engine.scores and (load := _load(engine, plan, f"{seed}/{number}")) is not None:
-            send(engine, _waves_for(load, missing if number else None), drop if number else keep)
+        for load, whose in _loads(limits if number == 0 else limits[:1], plan, f"{seed}/{number}"):
+            send(engine, _waves_for(load, missing if number else None), drop if number else keep, whose)
         write()
         counts, before = read_envelope(place), missing
         missing = _missing(plan, counts)
@@ -60,8 +68,23 @@ def drive_envelope(
 
 def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     """Have a server without a shadow answer the requests of the envelope as it serves, with its own kernels and graphs."""
-    if engine.scores and (load := _load(engine, plan, f"{folder.nonce}/0")) is not None:
-        send(engine, load.waves, keeper(folder, plan))
+    for load, whose in _loads(served_limits(plan, folder), plan, f"{folder.nonce}/0") if engine.scores else ():
+        send(engine, load.waves, keeper(folder, plan), whose)
+
+
+def served_limits(plan: Plan, folder: RunFolder) -> list[EngineLimits]:
+    """Return the limits of both servers, those of the one with the shadow first; once if they are equal.
+
+    Both get the requests that take either to its own limits: one may split prompts, or page, otherwise.
+    """
+    reported = {server.role: server.arguments for server in folder.progress().servers}
+    arguments = [
+        record.arguments if (record := folder.read(RESOLVED, role)) is not None else reported.get(role)
+        for role in sorted(ROLES, key=lambda role: role != shadowed_role(plan, folder))
+    ]
+    context = model_shape(plan.model).context
+    limits = [limits_of(known, context) for known in arguments if known]
+    return [each for number, each in enumerate(limits) if each not in limits[:number]]
 
 
 def keeper(folder: RunFolder, plan: Plan) -> Keep:
@@ -81,18 +104,20 @@ def drop(answer: Answer) -> None:
     """Keep no answer."""
 
 
-def send(engine: Engine, waves: Sequence[Wave], keep: Keep) -> None:
-    """Send waves, one after the other, to a server with an empty cache."""
+def send(engine: Engine, waves: Sequence[Wave], keep: Keep, whose: str = "") -> None:
+    """Send waves, one after the other, to a server with an empty cache; `whose` ends the ids of their items."""
     engine.flush_cache()
     for wave in waves:
         outputs = [request.output for request in wave]
-        for answer in generate_all(engine, list(map(_item, wave)), [r.ids for r in wave], outputs, TOP_LOGPROBS):
+        for answer in generate_all(
+            engine, [_item(r, whose) for r in wave], [r.ids for r in wave], outputs, TOP_LOGPROBS
+        ):
             keep(answer)
 
 
-def _item(request: LoadRequest) -> Item:
+def _item(request: LoadRequest, whose: str) -> Item:
     prompt = " ".join(map(str, request.ids))
-    return Item(suite="envelope", id=request.title, prompt=prompt, prompt_hash=prompt_hash(prompt))
+    return Item(suite="envelope", id=request.title + whose, prompt=prompt, prompt_hash=prompt_hash(prompt))
 
 
 def _waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave]:
@@ -115,16 +140,10 @@ def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
     return {missing[:2] for missing in plan.envelope.missing(counts, plan.candidate.phases)}
 
 
-def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:
-    """Return the load of a plan on a running server; None where the model's context has no room for it."""
-    device, model, settings = plan.spec.device, model_shape(plan.model), engine.arguments()
-    chunk = int(settings.get("chunked_prefill_size") or 0)
-    limits = EngineLimits(
-        context_tokens=int(settings.get("context_length") or model.context),
-        chunk_tokens=chunk if chunk > 0 else None,
-        page_tokens=int(settings.get("page_size") or 1),
-    )
-    reach = plan.envelope.reach(limits)
-    if reach.tokens <= 0:
-        return None
-    return envelope_load(reach, BATCH[device], model.vocabulary, seed, decodes="decode" in plan.candidate.phases)
+def _loads(limits: Sequence[EngineLimits], plan: Plan, seed: str) -> Iterator[tuple[Load, str]]:
+    """Make the load of a plan for each server's limits, and whose they are; none where the model's context has no room for it."""
+    for number, reach in enumerate(map(plan.envelope.reach, limits)):
+        if reach.tokens > 0:
+            vocabulary, decodes = model_shape(plan.model).vocabulary, "decode" in plan.candidate.phases
+            whose = " at the other server's limits" if number else ""
+            yield envelope_load(reach, BATCH[plan.spec.device], vocabulary, seed + whose, decodes=decodes), whose

@@ -17,12 +17,13 @@ from assay.evals.questions import PROMPT_HEADER
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
 from assay.harness.engines.inside.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control, write_now
 from assay.harness.evidence.envelope import FOLDER as ENVELOPE_FOLDER
+from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, PACK_FOLDER, LayerDiffRecord, layers_seen
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.envelope import Keep, drive_envelope, drop, keeper, serve_envelope
+from assay.harness.run.envelope import Keep, drive_envelope, drop, keeper, serve_envelope, served_limits
 from assay.harness.run.machine import hash_model
 from assay.harness.run.plan import COLD_QUESTIONS, Plan
 from assay.harness.sides import Role
@@ -58,7 +59,9 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
 
-    shadow(engine, place, plan, keeper(folder, plan), folder.nonce)
+    shadow(
+        engine, place, plan, keeper(folder, plan), folder.nonce, served_limits(plan, folder) if engine.scores else ()
+    )
     labels = _trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
     _trace(engine, place, other, prompts, Control(substitute=layers_seen(place)))
@@ -85,13 +88,16 @@ def _prompts_of(plan: Plan) -> list[str]:
     return [item.prompt for item in plan.of("layers")]
 
 
-def shadow(engine: Engine, place: Path, plan: Plan, keep: Keep = drop, seed: str = "") -> None:
+def shadow(
+    engine: Engine, place: Path, plan: Plan, keep: Keep = drop, seed: str = "", limits: Sequence[EngineLimits] = ()
+) -> None:
     """Ask the short workload and the envelope's with the other backend in the shadow, and have its errors and the calls written.
 
     Args:
         engine: the server, launched with `environment`.
         keep: gets the answers to the envelope's requests.
         seed: of these requests.
+        limits: of the servers that get them; by default of this one.
     """
     for stale in (SHADOW_FOLDER, PACK_FOLDER, ENVELOPE_FOLDER):  # of a server that was killed during a layer diff
         shutil.rmtree(place / stale, ignore_errors=True)
@@ -104,7 +110,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, keep: Keep = drop, seed: str
     cache_header(engine)
     _send(engine, warm, spec.workload.token_limit, spec.workload.concurrency)
     write = partial(write_now, place, lambda: _send(engine, [PROMPT_HEADER], 1, 1))
-    drive_envelope(engine, place, plan, write, keep, seed)
+    drive_envelope(engine, place, plan, write, keep, seed, limits)
     set_control(place, Control())
 
 

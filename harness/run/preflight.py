@@ -172,7 +172,7 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
             expected = "a reference that computes what the model's layers ask for"
             do = "name another --reference; assay backends --honours shows what each backend does"
             raise UsageError(f"The reference {text}.", expected, do)
-        display.say(f"The {role} {text}.")
+        display.say(f"The {role} {text}.", stays=True)
 
 
 def asked_of(spec: RunSpec, models: Mapping[Role, Path]) -> dict[Role, Mapping[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,8 +18,9 @@ from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
 from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
+from assay.harness.evidence.manifest import COMMON_SETTINGS, RESOLVED, ResolvedArguments, ServerManifest
 from assay.harness.evidence.run_file import RUN
+from assay.harness.judge.evidence import argument_differences
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff
 from assay.harness.run.envelope import chunk_argument
@@ -78,7 +80,8 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     """
     engine, spec = _run_engine(plan, folder, role), plan.spec
     # On the CPU the arguments that SGLang resolves do not depend on the backend: assay starts both with --disable-cuda-graph.
-    if spec.device != "cuda" or plan.has_url or not plan.compares_answers or not spec.treatment:
+    # Where no backend differs, what the treatment makes differ is part of it.
+    if spec.device != "cuda" or plan.has_url or not plan.compares_answers or "backend" not in spec.treatment:
         return engine
     common = folder.read(COMMON_SETTINGS)
     if common is None:
@@ -86,6 +89,22 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
         common = reference.settle_with(candidate, spec.treatment)
         folder.write(COMMON_SETTINGS, common)
     return engine.with_flags(common.flags)
+
+
+def resolve_sides(plan: Plan, folder: RunFolder) -> None:
+    """Record what the engine resolves each side's command line to, where not the backend alone differs.
+
+    What a server does that its own side resolves to follows from the treatment; nobody asked for any other difference.
+    """
+    servers = {server.role: server for server in folder.progress().servers}
+    if plan.has_url or not (
+        set(plan.spec.treatment) - {"backend"} or argument_differences(servers, plan.spec.treatment)
+    ):
+        return
+    for role in ROLES:
+        if folder.read(RESOLVED, role) is None:
+            resolved = make_run_engine(plan, folder, role).resolved_arguments()
+            folder.write(RESOLVED, ResolvedArguments(arguments=resolved), role)
 
 
 def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
@@ -158,10 +177,14 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | N
             engine.stop()
 
 
+# The time and the process that a server's line begins with.
+_STAMP = re.compile(r"^\[[^\]]*\]\s*")
+
+
 def _last_words(engines: Sequence[Engine]) -> str:
     """Return the last line, warnings apart, that a server logged which is not ready yet; of several, the last one's."""
     starting = [engine for engine in engines if engine.startup_s is None]
-    lines = [f"{engine.role}: {line}" for engine in starting if (line := engine.last_step())]
+    lines = [f"{engine.role}: {_STAMP.sub('', line)}" for engine in starting if (line := engine.last_step())]
     return lines[-1] if lines else ""
 
 

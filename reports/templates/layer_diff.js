@@ -16,6 +16,9 @@
   // As assay.harness.text.percent: an error has one form on the page.
   const percent = (value) => `${value >= 0.1 ? Math.round(100 * value) : Number((100 * value).toPrecision(2))} %`;
   const digits = (value) => (value >= 1e6 ? value.toExponential(2) : String(Number(value.toPrecision(4))));
+  // A number in a cell or on the scale is short: 0.001 and 10,000 as they are, beyond that a power of ten.
+  const power = (decade) => (Math.abs(decade) < 4 ? String(Number((10 ** decade).toPrecision(1))) : `10${[...String(decade)].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("")}`);
+  const brief = (value) => (value > 0 && value < 1e-5 ? `${Number((100 * value).toPrecision(1)).toExponential().replace("e-", "e−")} %` : percent(value));
 
   // One scale for all maps, so that a colour means the same in each: multiples of the bound, where there is one.
   const bounds = grids.flatMap((grid) => grid.bounds.filter((bound) => bound !== null));
@@ -141,7 +144,7 @@
           const colour = context.fillStyle;
           context.fillRect(x, y, w - gap, h - gap);
           if (!isNumber(value) && Math.min(w, h) >= 6) this.cross(context, x, y, w - gap, h - gap);
-          if (isNumber(value) && w >= 46 && h >= 18) this.number(context, colour, percent(value), x + (w - gap) / 2, y + (h - gap) / 2);
+          if (isNumber(value) && w >= 46 && h >= 18) this.number(context, colour, brief(value), w - gap - 4, x + (w - gap) / 2, y + (h - gap) / 2);
         });
       });
       this.outline(context, w, h, gap);
@@ -172,7 +175,8 @@
       context.stroke();
     }
 
-    number(context, colour, text, x, y) {
+    number(context, colour, text, room, x, y) {
+      if (context.measureText(text).width > room) return; // the cell says it when it is pointed at
       const [r, g, b] = channels(colour);
       context.fillStyle = 0.2126 * r + 0.7152 * g + 0.0722 * b > 120 ? "#14161a" : "#ffffff";
       context.textAlign = "center";
@@ -273,6 +277,7 @@
 
   const drawScale = (canvas) => {
     const [width, left, right] = [Math.min(canvas.closest(".key").clientWidth, 476), 32, 32];
+    if (width <= left + right) return; // it is folded
     const context = sized(canvas, width, 50);
     context.translate(0, 4);
     const place = (decade) => left + ((decade - bottom) / (top - bottom)) * (width - left - right);
@@ -284,9 +289,12 @@
     context.textAlign = "center";
     context.fillStyle = theme.quiet;
     context.textBaseline = "top";
-    for (let decade = bottom; decade <= top; decade++) {
-      if (judged && decade === 0) continue;
-      context.fillText(judged ? `${digits(10 ** decade)} ×` : percent(10 ** decade), place(decade), 30);
+    const label = (decade) => (judged ? `${power(decade)} ×` : brief(10 ** decade));
+    const widest = Math.max(...Array.from({ length: top - bottom + 1 }, (_, i) => context.measureText(label(bottom + i)).width));
+    const each = Math.ceil((widest + 12) / (place(1) - place(0))); // so many decades apart, labels do not overprint
+    for (let decade = Math.ceil(bottom / each) * each; decade <= top; decade += each) {
+      context.fillStyle = judged && decade === 0 ? theme.ink : theme.quiet;
+      context.fillText(label(decade), place(decade), 30);
     }
     let says = "relative L1, log scale";
     if (judged) {
@@ -295,9 +303,8 @@
       context.fillStyle = theme.ink;
       context.fillRect(place(0) - 1, 11, 2, 18);
       context.textBaseline = "bottom";
-      context.fillText(text, place(0), 10);
-      context.textBaseline = "top";
-      context.fillText("1 ×", place(0), 30);
+      const half = context.measureText(text).width / 2;
+      context.fillText(text, Math.max(place(0), half), 10);
       says = `relative L1 as a multiple of its bound, log scale; ${text}`;
     }
     canvas.setAttribute("aria-label", says);
@@ -318,7 +325,8 @@
   const current = () => (dark.matches ? "dark" : "light");
   redraw(current());
   dark.addEventListener("change", () => redraw(current()));
-  addEventListener("resize", drawScales); // maps watch their own size
+  const sizes = new ResizeObserver(drawScales); // a fold that is opened, too; maps watch their own size
+  for (const key of document.querySelectorAll(".key")) sizes.observe(key.parentElement);
   addEventListener("beforeprint", () => redraw("light"));
   addEventListener("afterprint", () => redraw(current()));
 }

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.text import three_digits
 from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
 def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
+    return f"{three_digits(100 * share)} %" if digits else f"{100 * share:.0f} %"
 
 
 def _points(share: float) -> str:
-    return f"{round(100 * share, 1) + 0.0:.1f}"  # adding 0 turns -0.0 into 0.0
+    return three_digits(100 * share)
 
 
 @says
@@ -43,7 +44,7 @@ def _no_headroom(
 
 def _measured(loss: float, low: float, high: float, level: float, lost: int, gained: int, questions: int) -> str:
     """Say a loss of accuracy in points, with its interval."""
-    if _points(loss) == "0.0":
+    if _points(loss) == "0":
         change = "No loss" if loss <= 0 else f"A loss of {100 * loss:.2g} points"
     else:
         change = f"A loss of {_points(loss)} points" if loss > 0 else f"A gain of {_points(-loss)} points"
@@ -115,7 +116,7 @@ SENTENCES: Templates = {
     "no-telling-condition": "No condition separates right from wrong answers.",
     "loss-of-accuracy": Measured(
         "loss of accuracy",
-        "{metric.value:.1f} points",
+        "{metric.value:digits} points",
         f"Over the first {{questions:,}} questions: reference minus candidate, {BY_BETTING}",
     ),
     "flip-floor": Measured(

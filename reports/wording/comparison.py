@@ -9,7 +9,7 @@ from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparis
 from assay.harness.ingest.result import UNKNOWN, IngestResult
 from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, listed, one_line
+from assay.harness.text import counted, few, listed, one_line, three_digits
 from assay.reports.wording.say import Found, Templates, say, says
 from assay.reports.wording.verdict import unmet_sentence
 
@@ -57,7 +57,7 @@ def _within_margin(overall: ComparedTask) -> str:
     kept = next((why.values for why in overall.why if why.id == "accuracy-kept"), None)
     if kept is None or kept["low"] <= 0:
         return ""
-    loss, low, high = (f"{100 * kept[name]:.1f}" for name in ("loss", "low", "high"))
+    loss, low, high = (three_digits(100 * kept[name]) for name in ("loss", "low", "high"))
     return (
         f"B is worse by {loss} points ({low} to {high}), within the margin of {100 * kept['margin']:g}: {kept['lost']:,} lost and "
         f"{kept['gained']:,} gained of {kept['questions']:,}."
@@ -246,7 +246,7 @@ def _stated_scores(apart: list[tuple[str, float, str, float]]) -> Found:
 
 @says
 def _served_differently(changed: list[tuple[str, str | None, str | None]]) -> str:
-    named = [f"{name} {one_line(a or 'not set', 60)} -> {one_line(b or 'not set', 60)}" for name, a, b in changed]
+    named = [f"{name} {one_line(a or 'not set', 60)} → {one_line(b or 'not set', 60)}" for name, a, b in changed]
     return f"what these files say of the servers differs, and is what was compared: {few(named, 6)}"
 
 

@@ -82,14 +82,12 @@ SENTENCES: Templates = {
     "policy-strict": "margins, error rates and compared lengths are the defaults, or stricter",
     "own-error-grew": "The error grew most at {where}: {accepted:percent} accepted, {now:percent} now, "
     "a factor {above:if above|within} the policy's {line}.",
-    "own-error-growth": Measured(
-        "growth of the error", "{metric.value:times} times", "Largest over layers and conditions"
-    ),
+    "own-error-growth": Measured("growth of the error", "{metric.value:times}", "Largest over layers and conditions"),
     "reference-stored": Found(
         "{name}: {needed:if its answers serve as the reference's; no reference server was started|not needed}"
     ),
     "loss-since-accepted": Measured(
-        "loss of accuracy since it was accepted", "{metric.value:.1f} points", f"Accepted minus now, {BY_BETTING}"
+        "loss of accuracy since it was accepted", "{metric.value:digits} points", f"Accepted minus now, {BY_BETTING}"
     ),
     "suite-required": Found(
         "{ran:if it ran|it did not run}; {line:or a gate requires {required:listed} (default)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.harness.judge.judgement import Metric
+from assay.harness.text import three_digits
 from assay.reports.wording.logits import explained_by
 from assay.reports.wording.say import Measured, Templates, says
 
@@ -17,11 +18,9 @@ _DECIDED = {
 def _share_of_texts_apart(
     apart: int, texts: int, low: float, high: float, level: float, margin: float, verdict: str
 ) -> str:
-    ends = f"{100 * low:.1f} % to {100 * high:.1f} % with {100 * level:.0f} % confidence"
-    decided = _DECIDED[verdict].format(margin=f"{100 * margin:.1f} %")
-    return (
-        f"{apart} of {texts} greedy texts differ by more than rounding ({100 * apart / texts:.1f} %; {ends}){decided}."
-    )
+    ends = f"{three_digits(100 * low)} % to {three_digits(100 * high)} % with {100 * level:.0f} % confidence"
+    decided = _DECIDED[verdict].format(margin=f"{three_digits(100 * margin)} %")
+    return f"{apart} of {texts} greedy texts differ by more than rounding ({three_digits(100 * apart / texts)} %; {ends}){decided}."
 
 
 @says
@@ -47,7 +46,7 @@ SENTENCES: Templates = {
     "by up to {largest:.2g} nats, beyond what rounding and {factor:g} times their median explain.",
     "texts-apart": Measured(
         "texts that differ by more than rounding",
-        "{metric.value:.1f} %",
+        "{metric.value:digits} %",
         "{apart} of {texts} texts: at the first difference, log-odds change by more than the limit, a token is not "
         "among the other's best five, or a log-probability is not finite",
     ),

@@ -8,7 +8,7 @@ from typing import Any
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.judge.judgement import Metric
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid
-from assay.harness.text import one_line, percent, ranges, some, two_digits
+from assay.harness.text import one_line, percent, ranges, some, times
 from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
@@ -23,8 +23,8 @@ def _layers(layers: list[int]) -> str:
 
 
 def _times_noise(worst: float) -> str:
-    """Describe a multiple of a bound: "37x what rounding explains", or "not finite"."""
-    return f"{two_digits(worst)}x what rounding explains" if math.isfinite(worst) else NOT_FINITE
+    """Describe a multiple of a bound: "37 × what rounding explains", or "not finite"."""
+    return f"{times(worst)} what rounding explains" if math.isfinite(worst) else NOT_FINITE
 
 
 _BEYOND = {
@@ -37,7 +37,7 @@ _BEYOND = {
 
 @says
 def _beyond_noise(test: str, query: list[int] | None, observed: float, bound: float, excess: float) -> str:
-    multiple = f"{two_digits(excess)}x" if math.isfinite(excess) else "beyond"
+    multiple = times(excess) if math.isfinite(excess) else "beyond"
     said = f"at worst {_BEYOND[test].format(percent(observed), multiple, percent(bound))}"
     if query is None:
         return said
@@ -57,8 +57,8 @@ def _own_errors_within(
 ) -> str:
     of = f"{sampled:,} of {queries:,}" if sampled < queries else f"all {queries:,}"
     return (
-        f"The worst error is {_times_noise(worst)}, that of a single query {two_digits(query)}x, and the worst gain "
-        f"{two_digits(gain)}x, in {cells:,} cells ({of} queries, {passes:,} passes)."
+        f"The worst error is {_times_noise(worst)}, that of a single query {times(query)}, and the worst gain "
+        f"{times(gain)}, in {cells:,} cells ({of} queries, {passes:,} passes)."
     )
 
 
@@ -88,7 +88,7 @@ _WORST = {
 @says
 def _worst(metric: Metric, finite: bool, **over: Any) -> Measured:
     title, explain = _WORST[metric.part]
-    text = "not measured" if metric.value is None else f"{two_digits(metric.value)}x its bound"
+    text = "not measured" if metric.value is None else f"{times(metric.value)} its bound"
     return Measured(title, text if finite else NOT_FINITE, explain.format(**over))
 
 
@@ -160,7 +160,7 @@ def _op_calls_not_tested(missing: list[str]) -> str:
 
 SENTENCES: Templates = {
     "tests-flag": "{flagged:,} of {tests:,} tests flag it",
-    "reference-off": "The reference is off by {times:times}x its own bound.",
+    "reference-off": "The reference is off by {times:times} its own bound.",
     "error-below-noise": "the error is {own:percent}, but {noise} costs at least {least:percent} on these "
     "calls: the kernel probably did not run, or does not quantise what it declares",
     "inherited-not-traced": "error from earlier layers: {said}",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, listed, one_line, percent, ranges, two_digits
+from assay.harness.text import counted, few, listed, one_line, percent, ranges, three_digits, times
 from assay.harness.verdict import Check, Finding
 
 
@@ -58,7 +58,8 @@ Templates = Mapping[str, _Words | Cases]
 this package has them as ``SENTENCES``; what needs more than its values in their places is said by a function."""
 _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "percent": lambda share, _: percent(share),
-    "times": lambda ratio, _: two_digits(ratio),
+    "digits": lambda number, _: three_digits(number),
+    "times": lambda ratio, _: times(ratio),
     "ranges": lambda numbers, _: ranges(numbers),
     "listed": lambda words, _: listed(words),
     "counted": lambda many, what: counted(many if isinstance(many, int) else len(many), what),
@@ -70,7 +71,7 @@ _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "few": lambda words, most: few(words, int(most)),
     "or": lambda text, otherwise: text or otherwise,
     "are": lambda many, _: "is" if many == 1 else "are",
-    "noise": lambda worst, _: f"{two_digits(worst)}x what rounding explains" if math.isfinite(worst) else "not finite",
+    "noise": lambda worst, _: f"{times(worst)} what rounding explains" if math.isfinite(worst) else "not finite",
     "if": lambda holds, words: words.split("|")[0 if holds else 1],
     "measured": lambda number, how: (
         "not measured" if number is None else " ".join([format(number, how.split()[0]), *how.split()[1:]])

@@ -108,10 +108,11 @@ def _arguments_differ(arguments: list[tuple[str, str, str]], asked: list[str]) -
 
 
 @says
-def _servers_agree(stored: bool, arguments: int, parts: int | None) -> str:
+def _servers_agree(stored: bool, arguments: int, parts: int | None, derived: list[str]) -> str:
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
     served = "was not observed" if parts is None else f"agrees in {counted(parts, 'part')}"
-    return f"{same}; {arguments} server arguments agree; what they served {served}"
+    follow = f", and {counted(len(derived), 'other')} follow from the treatment ({few(derived, 3)})" if derived else ""
+    return f"{same}; {arguments - len(derived)} server arguments agree{follow}; what they served {served}"
 
 
 @says

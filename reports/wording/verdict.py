@@ -141,7 +141,7 @@ def _shown_by(suite: SuiteVerdict) -> str:
         return ""
     if suite.id == "accuracy" and len(suite.tallies) == 2 and suite.decided_by != LENGTH_RATIO:
         before, after = (tally.right / tally.total if tally.total else 0.0 for tally in suite.tallies)
-        return f"accuracy {before:.3f} -> {after:.3f}"
+        return f"accuracy {before:.3f} → {after:.3f}"
     if suite.deciding_metric and suite.id != BASELINE:
         return f"{measured_of(suite.deciding_metric).title} {measured_of(suite.deciding_metric).text}"
     return ""

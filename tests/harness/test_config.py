@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.config import RunSpec, flag, make_spec
+from assay.harness.config import REPEATED, RUN_FLAGS, RunSpec, flag, make_spec
 from assay.harness.errors import ExitCode, UsageError
 
 
@@ -82,7 +82,7 @@ def test_a_named_file_is_read_and_must_exist(work: Path) -> None:
         make_spec({})
 
 
-MOVE = "move it there: [run] sets what is run, [policy] the bounds that apply"
+MOVE = "move it there: [run] sets what is run, [policy] the bounds that apply, [reference] and [candidate] the sides"
 
 
 @pytest.mark.parametrize(
@@ -192,3 +192,31 @@ def test_an_empty_file_changes_nothing_and_a_byte_order_mark_is_read(work: Path)
 def test_the_ranges_include_their_ends(margin: float, alpha: float) -> None:
     spec = make_spec({"margin": margin, "alpha": alpha, "questions": 1, "greedy_prompts": 1, "concurrency": 1024})
     assert (spec.policy.margin, spec.policy.alpha) == (margin, alpha)
+
+
+def test_two_sides_differ_in_what_is_named_for_one_of_them() -> None:
+    """A candidate with settings of its own has the reference's backend: what differs is what was named."""
+    spec = make_spec({"candidate_arg": ("--page-size=16",), "candidate_env": ("A=b=c",), "engine_arg": ("--x",)})
+    assert spec.reference.backend == spec.candidate.backend == "torch_native"
+    assert spec.treatment == {"--page-size": ("", "16"), "environment.A": ("", "b=c")}
+    assert (spec.reference.flags, spec.candidate.flags) == (("--x",), ("--x", "--page-size=16"))
+    written = '[run]\nmodel = "a"\n[candidate]\nmodel = "b"\nflags = ["--y"]\nenvironment = { C = "d" }\ninterpreter = "/p"'
+    spec = from_toml(written, reference_python="/q")
+    assert spec.treatment == {"model": ("a", "b"), "--y": ("", "true"), "environment.C": ("", "d"), "interpreter": ("/q", "/p")}
+
+
+@pytest.mark.parametrize("flags", [{"candidate_arg": ("--a=1", "--b")}, {"reference_model": "x"}, {"candidate_env": ("A=b",)}])
+def test_the_flags_that_repeat_a_run_make_the_same_sides(flags: dict[str, Any]) -> None:
+    spec = make_spec({"engine_arg": ("--c",), "candidate": "triton", **flags})
+    given: dict[str, Any] = {}
+    for words in spec.given_flags(RUN_FLAGS):
+        name, _, value = words.removeprefix("--").partition("=")
+        field = name.replace("-", "_")
+        given[field] = (*given.get(field, ()), value) if field in REPEATED else value
+    assert make_spec(given).sides == spec.sides
+
+
+def test_a_side_is_named_in_one_place() -> None:
+    both = failure('[run]\ncandidate = "triton"\n[candidate]\nbackend = "mine:forward"')
+    assert both.found == "assay.toml sets candidate in [run] and in [candidate]."
+    assert failure(candidate_env=("A",)).found.startswith("--candidate-env is ('A',)")

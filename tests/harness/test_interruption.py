@@ -75,7 +75,7 @@ def test_a_command_that_is_interrupted_does_not_exit_as_if_the_candidate_regress
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         _, said = process.communicate(timeout=15)
-    assert (process.returncode, said) == (3, "assay: interrupted; there is no verdict.\n")
+    assert (process.returncode, said) == (3, "assay: interrupted; there is no verdict, so this is not a pass.\n")
 
 
 IN_DESTRUCTOR = """
@@ -131,7 +131,7 @@ def test_a_signal_while_a_report_is_made_does_not_prevent_it(
 
     monkeypatch.setattr(write_module, "write_reports", write)
     monkeypatch.setattr("assay.reports.run_report.run_document", lambda made, page: made)
-    monkeypatch.setattr(cli_run, "deliver", lambda document, json: 0)
+    monkeypatch.setattr(cli_run, "deliver", lambda document: 0)
     with like_ctrl_c():
-        cli_run._show("the report", tmp_path, False)  # type: ignore[arg-type]
+        cli_run._show("the report", tmp_path)  # type: ignore[arg-type]
     assert written == ["the report"]

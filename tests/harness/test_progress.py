@@ -23,7 +23,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
 
 
 def test_a_long_stage_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, clock = StringIO(), iter(range(0, 1000, 6))
+    out, clock = StringIO(), iter(range(0, 1000, 11))
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
     with ProgressDisplay(Console(file=out, width=100)) as display:
         for done in range(1, 5):
@@ -32,15 +32,30 @@ def test_a_long_stage_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> N
     assert "questions: 1 of 100" not in out.getvalue(), "not before it is long"
 
 
-def test_bars_on_a_terminal() -> None:
+def test_a_terminal_has_one_line_that_is_gone_in_the_end() -> None:
     out = StringIO()
     with ProgressDisplay(Console(file=out, width=100, force_terminal=True)) as display:
+        display.count("reference: questions", 1, 3)
+        display.count("candidate: questions", 2, 3)
+        display.say("starting")
+        display.say("the candidate does not compute it", stays=True)
         display.count("candidate: questions", 3, 3)
-        display.say("done")
-    text = out.getvalue()
-    assert "candidate: questions" in text
-    assert "3/3" in text
-    assert "━" in text
+        assert display._line is not None
+        [task] = display._line.tasks
+        assert (task.description, task.completed, task.total) == ("candidate: questions", 3, 3)
+        display._line.refresh()
+        assert "candidate: questions" in out.getvalue()
+    kept = [line for line in out.getvalue().replace("\r", "\n").splitlines() if "the candidate does not compute it" in line]
+    assert kept
+    assert out.getvalue().endswith("\x1b[2K"), "the line is erased"
+
+
+def test_what_had_run_is_said_at_an_interruption() -> None:
+    out = StringIO()
+    display = ProgressDisplay(Console(file=out, width=200))
+    display.count("runs of the kernel", 312, 738)
+    display.__exit__(KeyboardInterrupt, None, None)
+    assert out.getvalue().endswith("Interrupted after runs of the kernel: 312 of 738.\n")
 
 
 def test_what_is_left_is_estimated_from_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,17 +91,10 @@ def test_a_wait_says_for_how_long_and_the_last_words() -> None:
         ProgressDisplay(Console(file=out, width=40), interval_s=0.01) as display,
         display.waiting("starting reference and candidate", last_words),
     ):
-        while out.getvalue().count("\n") < 2:
+        while out.getvalue().count("\n") < 3:
             time.sleep(0.01)
-    first, second = out.getvalue().splitlines()[:2]
+    first, second, third = out.getvalue().splitlines()[:3]
     assert first.endswith("] starting reference and candidate: 0 s")
     assert second.endswith("starting reference and candidate: 0 s: reference: Loading␛[2J weights")
+    assert third.endswith("starting reference and candidate: 0 s"), "old words are not said again"
     assert "\x1b" not in out.getvalue()
-
-
-def test_a_wait_on_a_terminal_leaves_no_bar_behind() -> None:
-    out = StringIO()
-    with ProgressDisplay(Console(file=out, width=100, force_terminal=True)) as display:
-        with display.waiting("starting reference"):
-            assert [task.description for task in display._bars.tasks] == ["starting reference"]
-        assert not display._bars.tasks

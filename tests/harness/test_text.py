@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.text import clip, met, one_line, ranges, two_digits, visible
+from assay.harness.text import clip, met, one_line, ranges, three_digits, times, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -74,19 +74,24 @@ def test_ranges(numbers: tuple[int, ...], text: str) -> None:
 @pytest.mark.parametrize(
     ("ratio", "shown"),
     [
-        (0.372, "0.37"),
-        (140.0, "140"),
-        (12_345.0, "12,000"),
-        (999_999.0, "1 million"),
-        (2.4e6, "2.4 million"),
-        (1.23e7, "12 million"),
-        (3.1e11, "310 billion"),
-        (3e12, "3e+12"),
+        (0.372, "0.37 ×"),
+        (140.0, "140 ×"),
+        (12_345.0, "12,000 ×"),
+        (999_999.0, "1,000,000 ×"),
+        (2.4e6, "2,400,000 ×"),
+        (1.23e7, "12,000,000 ×"),
+        (3.1e11, "310,000,000,000 ×"),
+        (3e12, "3e+12 ×"),
         (float("inf"), "not finite"),
     ],
 )
 def test_a_ratio_has_two_digits_and_no_exponent(ratio: float, shown: str) -> None:
-    assert two_digits(ratio) == shown
+    assert times(ratio) == shown
+
+
+@pytest.mark.parametrize(("number", "shown"), [(100.0, "100"), (85.46, "85.5"), (-0.04, "0"), (1.87, "1.9"), (1953.0, "1,950")])
+def test_points_have_at_most_three_digits(number: float, shown: str) -> None:
+    assert three_digits(number) == shown
 
 
 def test_numbers_that_were_met_are_counted_within_ranges() -> None:

@@ -50,13 +50,16 @@ def browser(screenshot: Any) -> Callable[..., AbstractContextManager[Any]]:
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Callable[[str, Document], None]:
-    """A function that compares a document, in four media, with the files of that name in tests/data/golden."""
+    """A function that compares a document with the files of that name in tests/data/golden.
+
+    They hold the whole of it in a pipe, its first screen on a terminal, its Markdown and its JUnit.
+    """
 
     def compare(name: str, document: Document) -> None:
         pipe = Console(file=io.StringIO(), width=100, force_terminal=False)
         terminal = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
-        for console in (pipe, terminal):
-            render(document, console)
+        render(document, pipe, everything=True)
+        render(document, terminal)
         found = {"txt": pipe.file.getvalue(), "tty": terminal.file.getvalue()}  # type: ignore[attr-defined]
         found |= {"md": to_markdown(document), "xml": to_junit(document)}
         changed = []

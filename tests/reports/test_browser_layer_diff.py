@@ -161,6 +161,7 @@ def test_small_maps_read_like_the_large_one(see: Any, layer_diffs: ModuleType) -
     chrome = see(layers)
     number = _number(layers, "extend-by-prefix")
     where = f".heat.small[data-grid='{number}']"
+    chrome.execute_script("for (const d of document.querySelectorAll('.layer-diff details')) d.open = true")
     _hover(chrome, *_place(chrome, _in_order(layers)[number], 2, 3, where))
     assert _tip(chrome, where).startswith(
         f"layer 2, cached prefix >= 16\nrelative L1 {percent(_in_order(layers)[number].values[2][3])}"

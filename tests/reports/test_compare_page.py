@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -24,30 +22,10 @@ def compared(a: Path, b: Path) -> Comparison:
     return made.model_copy(update={"created": "2026-01-01T00:00:00Z"})
 
 
-def choices(name: str, loglikelihoods: list[list[float]]) -> Path:
-    """Samples of a multiple-choice task, as lm-eval 0.4.9 writes them."""
-    rows = []
-    for number, scores in enumerate(loglikelihoods):
-        texts = ["the mitochondrion", "incomprehensibilities", "a ribosome", "none of these"]
-        rows.append({
-            "doc_id": number, "doc": {"question": f"Which organelle is number {number}?", "choices": texts, "answer": 1},
-            "target": "1",
-            "arguments": {f"gen_args_{n}": {"arg_0": "Q", "arg_1": f" {text}"} for n, text in enumerate(texts)},
-            "resps": [[[str(one), "False"]] for one in scores], "filtered_resps": [[str(one), "False"] for one in scores],
-            "filter": "none", "metrics": ["acc"], "doc_hash": f"d{number}", "prompt_hash": f"p{number}", "target_hash": "t",
-            "acc": float(max(scores) == scores[1]),
-        })  # fmt: skip
-    path = Path(name) / "samples_organelles_2026-11-20.jsonl"
-    path.parent.mkdir()
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture
-def multiple_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+def multiple_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: ModuleType) -> Comparison:
     monkeypatch.chdir(tmp_path)
-    right, wrong = [-2.0, -0.5, -3.0, -4.0], [-0.25, -2.0, -3.0, -4.0]
-    return compared(choices("a", [right] * 40), choices("b", [wrong] * 6 + [right] * 34))
+    return compared(*pages.choices(Path()))
 
 
 def test_a_comparison_says_the_same_in_every_medium(
@@ -78,32 +56,3 @@ def test_texts_of_others_stay_inert(examples: ModuleType, multiple_choice: Compa
     assert "<script>window" not in html
     assert "<img src=x" not in html
     assert "<script>window" not in junit.to_junit(compare_document(changed))
-
-
-@pytest.mark.browser
-def test_no_word_of_a_comparison_is_broken_on_a_phone(
-    chrome: Any, screenshot: Any, tmp_path: Path, multiple_choice: Comparison
-) -> None:
-    path = tmp_path / "compare.html"
-    path.write_text(page.to_html(compare_document(multiple_choice)), encoding="utf-8")
-    screenshot.resize(chrome, 390, 844)
-    screenshot.open_page(chrome, path)
-    assert chrome.execute_script("return document.documentElement.scrollWidth") == 390
-    assert chrome.execute_script(BROKEN) == []
-
-
-BROKEN = """
-const broken = [];
-for (const cell of document.querySelectorAll("td, th")) {
-  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const node = walker.currentNode;
-    for (const word of node.textContent.matchAll(/[A-Za-z,]{1,24}/g)) {
-      const range = document.createRange();
-      range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
-      if (new Set([...range.getClientRects()].map(one => Math.round(one.top))).size > 1) broken.push(word[0]);
-    }
-  }
-}
-return broken;
-"""

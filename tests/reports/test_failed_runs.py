@@ -51,9 +51,9 @@ def failed(examples: ModuleType, log: Path) -> Report:
     return report.model_copy(update={"verdict": "error", "failure": shown, "checks": (), "findings": ()})
 
 
-def printed(report: Report) -> str:
+def printed(report: Report, everything: bool = False) -> str:
     shown = StringIO()
-    render(run_document(report), Console(file=shown, width=80))
+    render(run_document(report), Console(file=shown, width=80), everything)
     return shown.getvalue()
 
 
@@ -64,8 +64,9 @@ def plain(text: str) -> str:
 
 
 def remedies(text: str) -> list[str]:
-    """What follows each "What to do:", and every other advice that is none of the failure's."""
+    """What follows each "What to do:" or "Next", and every other advice that is none of the failure's."""
     said = [plain(one) for one in re.findall(r"What to do:(.*?)(?:</p>|\n|$)", text, re.DOTALL)]
+    said += [plain(one) for one in re.findall(r"^Next +(.*)$", text, re.MULTILINE)]
     doctor = "assay doctor" in text and not any("assay doctor" in one for one in said)
     return said + re.findall(r"to resolve:[^\n]*", text, re.IGNORECASE) + ["assay doctor"] * doctor
 
@@ -73,14 +74,14 @@ def remedies(text: str) -> list[str]:
 def outputs(report: Report) -> dict[str, tuple[str, list[str]]]:
     """The first line, or headline, of each output of a failed run, and every remedy in it."""
     lines, page, comment = printed(report).splitlines(), to_html(report), to_markdown(report)
-    conclusion = run_document(report).conclusion
+    answer = run_document(report).answer
     [headline] = re.findall(r'<p class="headline">(.*?)</p>', page, re.DOTALL)
     body = re.sub(r"<style.*?</style>|<script.*?</script>", "", page, flags=re.DOTALL)
     cases = [case for suite in JUnitXml.fromstring(to_junit(report).encode()) for case in suite]
     [error] = [result for case in cases for result in case.result if type(result).__name__ in ("Error", "Failure")]
     annotation, *_ = workflow_commands(run_document(report)).splitlines()
     texts = {
-        "terminal": (conclusion, "\n".join(lines)), "html": (headline, body),
+        "terminal": (answer, "\n".join(lines)), "html": (headline, body),
         "markdown": (comment.split("\n")[2], comment), "junit": (error.message, error.text), "annotation": (annotation, annotation),
     }  # fmt: skip
     return {name: (plain(first), remedies(text)) for name, (first, text) in texts.items()}
@@ -100,10 +101,11 @@ def test_each_output_names_the_cause_on_its_first_line_with_its_one_remedy(examp
 
 def test_the_log_is_a_block(examples: ModuleType) -> None:
     report = failed(examples, next(log for log in LOGS if log.stem == "jit_ninja"))
-    for text in (printed(report), to_markdown(report), html.unescape(to_html(report))):
+    for text in (printed(report, everything=True), to_markdown(report), html.unescape(to_html(report))):
         assert "SGLang ended its own processes during start-up." in text.replace("\\", "")
         assert "Its log (runs/x/candidate.log) ends" in text
-    assert len(printed(report).splitlines()) <= 45
+    assert len(printed(report).splitlines()) <= 12
+    assert len(printed(report, everything=True).splitlines()) <= 45
     assert len(to_markdown(report).splitlines()) <= 70
 
 

@@ -33,7 +33,7 @@ def timed(examples: ModuleType) -> Report:
 
 def test_the_page_has_a_section_with_the_worst_ratio_drawn(timed: Report) -> None:
     page = to_html(timed)
-    section = page[page.index('<section class="latency"') :].split("</section>")[0]
+    section = page[page.index('<section class="latency"') :].split("</section>")[0].replace("\N{NO-BREAK SPACE}", " ")
     assert "in flight: 1.040 (1.020 to 1.070)" in section[section.index("<svg") :]
     assert "12.30 ms" in section
     assert page.index('<section class="latency"') < page.index('id="checks"')

@@ -48,7 +48,7 @@ def test_a_bisection_is_what_it_was(golden: Callable[[str, Document], None]) -> 
 def test_the_heading_states_that_no_layer_was_found(outcome: str, says: str) -> None:
     result = FOUND.model_copy(update={"outcome": outcome, "findings": (), "probes": ()})
     text = shown(result)
-    assert layers_document(result).conclusion.startswith(says)
+    assert layers_document(result).answer.startswith(says)
     assert layers_document(result).code == result.exit_code
     assert "serious" not in text
     assert "outcome" not in text, "no empty table"

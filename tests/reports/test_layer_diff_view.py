@@ -61,7 +61,7 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
     assert section.count('<figure class="heat') == section.count('hidden>\n  <div class="bar">')
     for layer, head, where, error, bound in worst_cells(report.layers, 10):
         assert f"{layer} {head} {where} {percent(error)} {percent(bound)}" in text
-    assert "Worst error: layer 0, head 2, extend, cached prefix: 143 %, 31x its bound 4.7 %." in text
+    assert "Worst error: layer 0, head 2, extend, cached prefix: 143 %, 31 × its bound 4.7 %." in text
     assert "Out of bounds: all 4 layers." in text
     assert "decode: sage_attn_as_shipped does not compute it" in text
     assert "assay replay runs/20261120-121002/inside/server/pack --candidate module:function" in text
@@ -92,9 +92,9 @@ def test_what_was_compared_with_the_truth_has_a_row_each(report: Report, example
     rows = (examples.truth_row(0, "extend", 0.05), examples.truth_row(1, "extend", 0.25))
     section = _section(report.model_copy(update={"layers": report.layers.model_copy(update={"against_truth": rows})}))
     text = _shown(section)
-    assert "worst error in layer 1, extend: 25 %, 2.5x its bound 10 %; largest gain over all heads" in text
+    assert "worst error in layer 1, extend: 25 %, 2.5 × its bound 10 %; largest gain over all heads" in text
     assert "0 extend 1,200 5 % 10 % 0.04 % 0.1 % 0.01 % 0.02 % 1 extend 1,200 25 % 10 %" in text
-    assert '<b class="beyond">25 %</b>' in section
+    assert '<b class="beyond">25\N{NO-BREAK SPACE}%</b>' in section
     assert "Difference from the reference by layer and head" in text
     assert "Error by layer and head" in _shown(_section(report))
     assert "Against the truth" not in _shown(_section(report))

@@ -111,7 +111,7 @@ query 0    5    0    5    0    5
 3     ####..    ##....    ##oo..
 4     #####.    ###...    ###oo.
 5     ######    ####..    ####oo
-# as expected, o unseen, . rightly none
+# as expected, o unseen, . rightly unseen
 layer 0 extend, new+prefix 4+2; q head 1 of 4; wrong in q heads 0-1 of 4"""
 
 

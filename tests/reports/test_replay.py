@@ -35,9 +35,9 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(with_prefix: int, findings:
         missing=() if with_prefix else ("record a pack with the prefix cache on",),
     )  # fmt: skip
     assert replay.exit_code == code
-    render(check_document(replay), Console(file=out))
+    render(check_document(replay), Console(file=out), everything=True)
     assert check_document(replay).code == code
-    assert ("record a pack with the prefix cache on" in check_document(replay).conclusion) == (code == ExitCode.NO_VERDICT)
+    assert ("record a pack with the prefix cache on" in check_document(replay).headline) == (code == ExitCode.NO_VERDICT)
     assert f"{with_prefix} with a cached prefix" in out.getvalue()
 
 
@@ -50,12 +50,13 @@ def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worst", "says"), [(7.0, "worst error 700 %, 7 times its bound of 100 %"), (float("inf"), "an output is not finite")]
+    ("worst", "says"), [(7.0, "700 %, 7 × what rounding explains (100 %)"), (float("inf"), "an output is not finite")]
 )
-def test_what_the_kernel_does_is_the_conclusion(worst: float, says: str) -> None:
+def test_what_the_kernel_does_is_the_answer(worst: float, says: str) -> None:
     wrong = finding("serious").model_copy(update={"does": "applies no causal mask"})
     replay = KernelResult(
         kernel="mine", calls=8, recorded=8, with_prefix=4, worst_own=worst, worst_bound=1.0, findings=(wrong,), seconds=1.0,
     )  # fmt: skip
-    said = f"REGRESSION (exit code 1): mine applies no causal mask; 8 of 8 recorded calls; {says}."
-    assert check_document(replay).conclusion == said
+    document = check_document(replay)
+    assert document.answer == "REGRESSION   mine applies no causal mask; 8 of 8 recorded calls · 1 s · exit 1"
+    assert [row.text for row in document.screen if row.label == "Error"] == [says]

@@ -19,9 +19,9 @@ from assay.reports import page, suite_section
 from assay.reports.run_report import run_document
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, say
-from assay.reports.wording.verdict import headline, reasons, suite_title
+from assay.reports.wording.verdict import headline, suite_title
 
-VOID = {"meta", "link", "input", "br", "img", "hr"}
+VOID = {"meta", "link", "input", "br", "img", "hr", "wbr"}
 
 
 def to_html(report: Report) -> str:
@@ -90,8 +90,7 @@ def test_a_page_has_its_verdict_for_heading_makes_no_request_and_is_the_same_aga
 
 def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
     text = re.sub(r"\s+", " ", Page(to_html(any_report)).text)
-    why = [] if any_report.failure else reasons(any_report)
-    wanted: list[str] = [headline(any_report), *why, any_report.reproduce, f"Exit code {any_report.exit_code}"]
+    wanted: list[str] = [headline(any_report).replace("->", "→"), any_report.reproduce, f"Exit code {any_report.exit_code}"]
     for check in any_report.checks:
         wanted += said_check(check)[1:]
     for finding in any_report.findings:
@@ -137,15 +136,28 @@ def test_the_cause_comes_first_with_its_picture_and_what_to_do(examples: ModuleT
     assert f"{finding.where}:" not in cause, "the sentence says where"
     steps = _section(page, "next")
     assert [command in steps for command in (finding.reproduce, report.reproduce)] == [True, True]
-    assert page.index('id="next"') < page.index('id="why"')
+    assert page.count("Computes something.") == 1
 
 
-def test_what_passed_is_folded_and_the_rest_is_open(examples: ModuleType) -> None:
-    for name, opened in (("passing", False), ("regression", True)):
-        page = to_html(getattr(examples, name)())
-        folds = re.findall(r'<section class="suite"[^>]*>\s*<details class="fold"( open)?>', page)
-        assert [bool(fold) for fold in folds] == [opened] * len(folds)
-        assert folds
+def test_questions_begin_with_what_sets_them_apart_and_right_ones_can_be_read(examples: ModuleType) -> None:
+    report = examples.regression()
+    first, second, *_ = report.suites[0].flips
+    asked = [
+        flip.model_copy(update={"prompt": f"Answer with a letter. {words}"}) for flip, words in ((first, "Who?"), (second, "Why?"))
+    ]
+    steady = (asked[1].model_copy(update={"direction": "both right"}),)
+    suite = report.suites[0].model_copy(update={"flips": (asked[0],), "steady": steady})
+    page = to_html(report.model_copy(update={"suites": (suite,)}))
+    assert re.findall(r'<span class="item">([^<]*)', page) == ["Who?", "Why?"]
+    assert re.findall(r'<option value="(lost|both right)"', page) == ["lost", "both right"]
+
+
+def test_an_undecided_page_begins_with_what_is_missing(examples: ModuleType) -> None:
+    page = to_html(examples.inconclusive())
+    first = page[page.index("<main") :].split("</section>")[0]
+    assert "What is missing" in first
+    assert "0 of 256 questions had at least 16 cached tokens" in first
+    assert page.count("0 of 256 questions had at least 16 cached tokens") == 1
 
 
 def test_the_contents_lead_to_every_section_in_their_order(any_report: Report) -> None:
@@ -207,10 +219,10 @@ def test_hostile_text_stays_text(examples: ModuleType) -> None:
 @given(text=st.text(st.characters(codec=None, exclude_categories=()), max_size=40) | st.sampled_from(["'\"><b a=", "</pre>"]))
 def test_any_text_leaves_the_elements_as_they_are(examples: ModuleType, text: str) -> None:
     base = examples.passing()
-    expected = [tag for tag, _ in Page(to_html(_with_text(base, "x"))).elements]
+    expected = [tag for tag, _ in Page(to_html(_with_text(base, "x"))).elements if tag != "wbr"]
     page = to_html(_with_text(base, text))
     page.encode()
-    assert [tag for tag, _ in Page(page).elements] == expected
+    assert [tag for tag, _ in Page(page).elements if tag != "wbr"] == expected  # where a long name may be broken
 
 
 def test_leading_newlines_of_an_answer_are_kept(examples: ModuleType) -> None:

@@ -17,10 +17,10 @@ from assay.reports.run_report import run_document
 from assay.reports.terminal import _copy, render, say
 
 
-def _printed(report: Report, terminal: bool, width: int = 80, encoding: str = "utf-8") -> str:
+def _printed(report: Report, terminal: bool, width: int = 80, encoding: str = "utf-8", everything: bool = True) -> str:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
-    render(run_document(report), Console(file=stream, force_terminal=terminal, width=width, legacy_windows=False))
+    render(run_document(report), Console(file=stream, force_terminal=terminal, width=width, legacy_windows=False), everything)
     stream.flush()
     return raw.getvalue().decode(encoding)
 
@@ -52,6 +52,19 @@ def test_a_report_is_what_it_was(
     update = {"latency": {"latency": examples.latency()}, "layers": {"layers": layer_diffs.seed_case()}}
     more = {"failed-server": examples.failed_server, "latency": examples.passing, "layers": examples.regression}
     golden(f"run-{name}", run_document((examples.BY_VERDICT | more)[name]().model_copy(update=update.get(name))))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("passing", 5), ("regression", 12), ("inconclusive", 12), ("error", 12), ("failed_server", 12)]
+)
+def test_the_first_screen_is_short_and_begins_with_the_answer(examples: ModuleType, name: str, most: int) -> None:
+    report = getattr(examples, name)()
+    document = run_document(report, "runs/a/report.html")
+    lines = _printed(report, terminal=True, width=120, everything=False).splitlines()
+    assert _uncoloured(lines[0]).endswith(document.answer)
+    assert len(lines) + 1 <= most, "the last names the page"
+    pipe = _printed(report, terminal=False, everything=False).splitlines()
+    assert pipe[0] == document.answer
 
 
 @pytest.mark.parametrize("width", [60, 110, 160])

@@ -34,7 +34,7 @@ def test_the_newest_run_is_the_headline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiple", "text"), [(138.0, "140x"), (9.9e6, "9.9 million x"), (None, "–"), ("not finite", "not finite")]
+    ("multiple", "text"), [(138.0, "140 ×"), (9.9e6, "9,900,000 ×"), (None, "–"), ("not finite", "not finite")]
 )
 def test_a_multiple_of_a_bound_is_a_number_or_words(multiple: Any, text: str) -> None:
     assert _worst_text(multiple) == text

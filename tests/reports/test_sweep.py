@@ -56,6 +56,6 @@ def test_every_medium_has_every_cell() -> None:
     assert cases.count("<failure") + cases.count("<error") == 3, "only what passes is green"
     counted = "4 cells: 1 regression, 1 error, 1 pass, 1 not run."
     assert (document.code, document.headline) == (1, counted)
-    assert document.conclusion.startswith(f"REGRESSION (exit code 1): {counted}")
+    assert document.answer.startswith(f"REGRESSION   {counted[:-1]} · exit 1")
     assert json.loads(document.json(RESULT))["headline"] == counted
     assert SweepResult.model_validate_json(document.json(RESULT)) == RESULT

@@ -31,8 +31,8 @@ ROUNDED_Q, ROUNDED_K = "max_seqlen_q rounded up", "max_seqlen_k rounded up"
 """To what a CUDA graph holds: all rows of the batch, and the length of the context."""
 PAGED = "with block table"
 """K and V lie in a paged cache. Where pages have one of several sizes, the way is ``with block table: pages of 16 tokens``."""
-# What an error about the size of a page says.
-_SIZE_WORDS = ("page size", "page_size", "block size", "block_size")
+SIZE_WORDS = ("page size", "page_size", "block size", "block_size")
+"""What an error about the size of a page says."""
 # Tokens up to which an engine's graphs compute, unless a call is longer.
 _CONTEXT = 4096
 
@@ -201,7 +201,7 @@ class Adapter:
         """Return True if an error says that the function does not have a way: of the size of pages, an error of any type may."""
         name, _, size = way.partition(": ")
         plain = isinstance(error, AssertionError | NotImplementedError)
-        words = (*(self.ways[name] if plain else ()), *(_SIZE_WORDS if size else ()))
+        words = (*(self.ways[name] if plain else ()), *(SIZE_WORDS if size else ()))
         return any(word in str(error).lower() for word in words)
 
     def names(self, asked: Sequence[str]) -> Iterator[str]:

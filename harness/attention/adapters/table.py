@@ -7,6 +7,7 @@ from typing import Any
 from assay.harness.attention.adapters.adapter import Adapted, Adapter, Parameters
 from assay.harness.attention.adapters.flash_attn import BATCHED_KVCACHE, FLASH_ATTN, PACKED_KVCACHE, UNIFIED_ATTENTION
 from assay.harness.attention.adapters.flashinfer import PAGED_DECODE, PAGED_PREFILL, RAGGED_PREFILL
+from assay.harness.attention.adapters.paged import PAGED_CACHE, PAGED_CACHE_DECODE
 from assay.harness.attention.adapters.sdpa import SDPA
 from assay.harness.attention.adapters.sglang_triton import DECODE, EXTEND
 from assay.harness.attention.call import KernelRefused
@@ -14,9 +15,14 @@ from assay.harness.text import did_you_mean
 
 _ADAPTERS: tuple[Adapter, ...] = (
     FLASH_ATTN, SDPA, UNIFIED_ATTENTION, EXTEND, DECODE, PAGED_PREFILL, RAGGED_PREFILL, PAGED_DECODE, PACKED_KVCACHE,
-    BATCHED_KVCACHE,
+    BATCHED_KVCACHE, PAGED_CACHE, PAGED_CACHE_DECODE,
 )  # fmt: skip
 """All of them. The first whose parameters a function has is its own."""
+
+
+def is_known(parameters: Parameters) -> bool:
+    """Return True if these are the parameters of a signature that is known."""
+    return any(not adapter.unknown(parameters) and not adapter.missing(parameters) for adapter in _ADAPTERS)
 
 
 def adapted(function: Any, name: str = "") -> Adapted:

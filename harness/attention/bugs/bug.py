@@ -101,7 +101,8 @@ def changing_in_batch(change: _BatchChange) -> Compute:
 def _changed_output(change: _BatchChange, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
     """Compute the output of a call on which a bug shows, or None where no sequence shows it. See `Bug.compute`."""
     batch = requests(call, rows)
-    changed = [change(batch, b) if r.len_q else None for b, r in enumerate(batch)]  # no query, no output to differ
+    # Without a query there is no output to differ; without a key none is defined.
+    changed = [change(batch, b) if r.len_q and r.len_k else None for b, r in enumerate(batch)]
     if all(c is None for c in changed):
         return None
     outs = [c if isinstance(c, Tensor) else attend(r if c is None else c) for r, c in zip(batch, changed, strict=True)]

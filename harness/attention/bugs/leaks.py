@@ -33,7 +33,8 @@ def _leak(by: int, what: str, only_prefix: bool, batch: Batch, b: int) -> Reques
     """Replace the first rows of K, V or both by those of the request `by` further in the batch."""
     r, other = batch[b], _neighbour(batch, b, by)
     tokens = 0 if other is None else min(r.prefix, other.prefix) if only_prefix else min(r.len_k, other.len_k)
-    if other is None or not tokens or all(torch.equal(_head(r, w, tokens), _head(other, w, tokens)) for w in what):
+    # A sequence with fewer keys than queries has no prefix.
+    if other is None or tokens <= 0 or all(torch.equal(_head(r, w, tokens), _head(other, w, tokens)) for w in what):
         return None
     mixed: dict[str, Any] = {w: torch.cat([_head(other, w, tokens), getattr(r, w)[:, tokens:]], dim=1) for w in what}
     return replace(r, **mixed)

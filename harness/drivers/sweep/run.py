@@ -80,7 +80,7 @@ def run_sweep(
         running = _on_ray(left, spec, folder, ray) if ray else _here(left, spec.limits, folder, jobs)
         for number, cell in enumerate(running, 1):
             ended[cell.key] = cell
-            display.say(f"{cell.verdict}: {' '.join(cell.command)}{cell.problem and ': ' + cell.problem}")
+            display.say(f"{cell.verdict}: {' '.join(cell.command)}{cell.problem and ': ' + cell.problem}", stays=True)
             display.count("cells", number, len(left))
     except KeyboardInterrupt:
         interrupted = True

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.sides import hide, hide_flags, is_secret
 
 # A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
@@ -25,6 +26,18 @@ ABSENT = "absent"
 def settled(info: Mapping[str, Any]) -> dict[str, Any]:
     """Reduce a server's ``/server_info`` to the fields that stay the same while it runs, without its secrets."""
     return {key: _plain(key, value) for key, value in info.items() if key not in _VOLATILE | _OWN_KEYS}
+
+
+def limits_of(arguments: Mapping[str, Any], context: int) -> EngineLimits:
+    """Return what a server cannot exceed, by the arguments that it reports; `context` is the model's, in tokens."""
+    chunk = int(arguments.get("chunked_prefill_size") or 0)
+    return EngineLimits(
+        context_tokens=int(arguments.get("context_length") or context),
+        chunk_tokens=chunk if chunk > 0 else None,
+        page_tokens=int(arguments.get("page_size") or 1),
+        prefix_cache=not arguments.get("disable_radix_cache"),
+        mixed=bool(arguments.get("enable_mixed_chunk")),
+    )
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -91,7 +91,7 @@ def agree(
     `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names the settings that were
     asked to differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
     """
-    resolve = resolve or _resolved_arguments
+    resolve = resolve or resolved_arguments
     names = {role: launches[role].backend for role in ROLES}
     agreed = CommonSettings()
     for _ in range(_ROUNDS):
@@ -112,7 +112,7 @@ def agree(
     return agreed
 
 
-def _resolved_arguments(launch: Launch) -> dict[str, Any]:
+def resolved_arguments(launch: Launch) -> dict[str, Any]:
     """Resolve a launch's command line with SGLang's own parser, in a process that starts no server.
 
     Raises:

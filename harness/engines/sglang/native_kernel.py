@@ -57,8 +57,8 @@ _LATENT_HEADS = 16
 _TRIAL = {"extend": (2, 1), "decode": (1, 2)}
 # Least batch, and least length in tokens, of a runner: most calls of the matrix with the same heads and dtype share one.
 _LEAST_BATCH, _LEAST_LENGTH = 4, 512
-# Runners that are kept. The small matrix needs 18 for its heads, head dims and dtypes, and a few more for its long calls.
-_KEPT = 32
+# Runners that are kept, each with a KV pool.
+_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,13 @@ class NativeKernel:
             Exception: whatever the backend raises.
         """
         length = _power_of_two(max(call.lens_k), max(_LEAST_LENGTH, self._page))
+        in_pages = sum(-(-tokens // self._page) * self._page for tokens in call.lens_k)
         heads, kv_heads, head_dim = call.q.shape[1], call.k.shape[1], call.q.shape[2]
         runner = _runner(
             _Shape(
                 self.backend, self._device, self._page, heads, kv_heads, head_dim, call.v.shape[2], call.q.dtype,
-                batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length, window=call.spec.mask.window,
+                batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length,
+                room=_power_of_two(in_pages + 1, _LEAST_BATCH * length), window=call.spec.mask.window,
                 stored=layer.stored, drafts=call.lens_q[0] if layer.drafts else 0,
                 latent_scale=call.scale if call.spec.layout == "v in k" else 0.0,
             )
@@ -259,7 +261,7 @@ def _registry() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The shape that a runner is built for: at most `batch` sequences of at most `length` tokens."""
+    """The shape that a runner is built for: at most `batch` sequences of at most `length` tokens, `room` tokens in all."""
 
     backend: str
     device: str
@@ -271,6 +273,7 @@ class _Shape:
     dtype: torch.dtype
     batch: int
     length: int
+    room: int
     window: int = 0
     stored: torch.dtype | None = None
     drafts: int = 0
@@ -352,16 +355,16 @@ class _Runner:
             case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
             head_dim=shape.head_dim, runner_batch_size=shape.batch,
         )  # fmt: skip
-        if shape.stored or shape.head_dim_v != shape.head_dim:
-            runner.token_to_kv_pool = self._pool_of(shape, runner)
-            runner.kv_cache_dtype = shape.stored or shape.dtype
+        # The kit's own pool has room for every sequence at full length: gigabytes for a crowd with one long sequence.
+        runner.token_to_kv_pool = self._pool_of(shape)
+        runner.kv_cache_dtype = shape.stored or shape.dtype
         return runner
 
-    def _pool_of(self, shape: _Shape, runner: Any) -> Any:
+    def _pool_of(self, shape: _Shape) -> Any:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         return MHATokenToKVPool(
-            size=runner.token_to_kv_pool.size, page_size=shape.page, dtype=shape.stored or shape.dtype,
+            size=shape.room, page_size=shape.page, dtype=shape.stored or shape.dtype,
             head_num=shape.kv_heads, head_dim=shape.head_dim, v_head_dim=shape.head_dim_v, layer_num=1, device=shape.device,
             enable_memory_saver=False, enable_alt_stream=False,
         )  # fmt: skip
@@ -421,8 +424,8 @@ class _Runner:
         Pages and rows are drawn, the same for calls of the same lengths. The first row and the first page are SGLang's padding.
         """
         generator = torch.Generator().manual_seed(0)
-        page, room = self._shape.page, self._shape.batch * self._shape.length
-        pages = shuffled_pages(call.lens_k, page, room // page, generator)
+        page = self._shape.page
+        pages = shuffled_pages(call.lens_k, page, self._shape.room // page, generator)
         rows = 1 + torch.randperm(self._shape.batch, generator=generator)[: len(pages)]
         table = torch.zeros(self._table.shape, dtype=torch.int32)  # after its sequence, a row names a stale slot
         slots = []

@@ -18,7 +18,7 @@ from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.inside.control import API_KEY
 from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.sglang import arguments, failures, launch
-from assay.harness.engines.sglang.common import agree
+from assay.harness.engines.sglang.common import agree, resolved_arguments
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError, EvidenceError
@@ -176,6 +176,9 @@ class SGLangServer(Engine):
             process=_plain(part) if part else "",
             out_of_memory=process.ran_out_of_memory,
         )
+
+    def resolved_arguments(self) -> dict[str, Any]:
+        return arguments.settled(resolved_arguments(self.launch))
 
     def settle_with(self, candidate: Engine, asked: Collection[str]) -> CommonSettings:
         assert isinstance(candidate, SGLangServer)

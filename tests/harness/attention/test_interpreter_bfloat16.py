@@ -49,7 +49,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def assay_check(python: Run, tmp_path: Path) -> Run:
     """A function that checks this kernel, in a process of its own."""
     (tmp_path / "mine.py").write_text(KERNEL)
-    command = ("-m", "assay", "check", "mine:forward", "--read-out", "0", "--phase", "decode", "--case")
+    command = ("-m", "assay", "check", "mine:forward", "--read-out", "0", "--phase", "decode", "--all", "--case")
     return lambda *flags: python(*command, *flags, cwd=tmp_path)
 
 

@@ -46,13 +46,40 @@ def test_exit_codes(call: Callable[..., int], kernel: str, code: int) -> None:
 
 
 @pytest.mark.usefixtures("jobs_here")
+def test_github_gets_annotations_and_a_summary(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0", "--json") == 1
+    out, err = capsys.readouterr()
+    assert re.findall(r"^::(\w+) title=(\S*)", err, re.MULTILINE) == [("error", "assay%3A"), ("error", "assay")]
+    assert "::error" not in out
+    assert (tmp_path / "summary.md").read_text().startswith("## ❌ Regression: checked")
+
+
+@pytest.mark.usefixtures("jobs_here")
 def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0") == 1
+    assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0", "--all") == 1
     out = capsys.readouterr().out
-    assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in out
     assert "new+prefix 41+1" in out
-    *_, last = out.splitlines()
-    assert last.startswith("REGRESSION (exit code 1): checked_kernels:wrong applies a top-left causal mask; wrong on 1 ")
+    first, *_ = out.splitlines()
+    assert first.startswith("REGRESSION   checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls · ")
+    assert first.endswith(" · exit 1")
+
+
+def test_the_test_is_a_file_that_fails_and_a_right_kernel_has_none(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    some = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-", "--read-out", "0", "--test", "test_it.py")
+    assert call("checked_kernels:right", *some) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Test         none: no wrong call is known"
+    assert not (tmp_path / "test_it.py").exists()
+    assert call("checked_kernels:wrong", *some) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "Test         test_it.py"
+    written = (tmp_path / "test_it.py").read_text()
+    with pytest.raises(AssertionError, match=r"explains? at most"):
+        exec(compile(f"{written}\ntest_the_kernel_is_correct()\n", "test_it.py", "exec"), {})
 
 
 @pytest.mark.slow
@@ -62,13 +89,12 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     some = ("checked_kernels:wrong", "--case", "extend-41+1-one")
     assert call(*some, "--read-out", "30") == 1
     said = capsys.readouterr()
-    assert "\n  observed: " in said.out
-    assert "read off the kernel in " in said.out
+    assert "\nObserved     " in said.out
     assert "; wrong on 1 of 1 calls; " in said.err
     assert "Reading what it computes, for at most 30 s." in said.err
     assert call(*some, "--read-out", "0") == 1
     said = capsys.readouterr()
-    assert "observed: " not in said.out
+    assert "causal mask aligned" not in said.out
     assert said.err == ""
 
 
@@ -81,16 +107,15 @@ def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
     monkeypatch.setattr(errors, "_force_terminal", True)
     assert call("checked_kernels:right", "--phase", "decode", "--case", "1+2200") == 0
     said = capsys.readouterr()
-    assert "runs of the kernel" in said.err
-    assert re.search(r"(\d+)/\1 0 s", said.err)
-    assert "runs of the kernel" not in said.out
+    assert said.err.startswith("\x1b[?25l"), "a line that moves, and is gone in the end"
+    assert "runs of the kernel" not in said.out + said.err
 
 
 @pytest.mark.usefixtures("jobs_here")
 def test_junit_has_one_failure_for_one_cause(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     some = ("checked_kernels:wrong", "--case", "extend-41+", "--dtype", "float32", "--read-out", "0")
     assert call(*some, "--junit", "junit.xml") == 1
-    assert "JUnit: junit.xml" in capsys.readouterr().out
+    assert "JUnit        junit.xml" in capsys.readouterr().out
     [case] = ET.fromstring((tmp_path / "junit.xml").read_text()).iter("testcase")
     [failure] = case
     assert failure.tag == "failure"

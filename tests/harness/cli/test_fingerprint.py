@@ -30,7 +30,7 @@ def test_what_differs_exits_with_1_unless_it_is_allowed(
     assert call("compare", *two, "--html", page, "--junit", cases) == 1
     shown = capsys.readouterr().out
     assert "torch is 2.12 in A, 2.13 in B" in shown
-    assert "torch is 2.12 in A, 2.13 in B. (exit code 1)" in shown.splitlines()[-1]
+    assert "torch is 2.12 in A, 2.13 in B · exit 1" in shown.splitlines()[0]
     assert "torch is 2.12 in A" in page.read_text()
     assert "failure" in cases.read_text()
     assert call("compare", *two, "--allow=packages") == 0

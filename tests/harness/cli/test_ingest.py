@@ -16,6 +16,9 @@ def test_ingest_prints_the_findings_and_exits_with_the_verdict(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("ingest", str(LOG)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0].startswith("REGRESSION   mmlu 0.125 "), len(lines) <= 12) == (True, True)
+    assert call("ingest", str(LOG), "--all") == 1
     out = capsys.readouterr().out
     assert "lines read: 525 of 525" in out
     assert "8 of 64 right" in out

@@ -28,7 +28,7 @@ def forward(call: AttentionCall) -> torch.Tensor:
 def helper(call: AttentionCall, other: int) -> None: ...
 def _private(call: AttentionCall) -> None: ...
 """
-FILES = {"assay.toml", "tests/test_assay.py", ".github/workflows/assay.yml"}
+FILES = {"assay.toml", "tests/test_assay.py", ".github/workflows/assay.yml", ".gitignore"}
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def test_what_it_writes_passes(run: Run, repository: Path) -> None:
         checked = run(repository, "check_jsonschema", "--builtin-schema", schema, ".github/workflows/assay.yml")
         assert checked.returncode == 0, checked.stdout
     commands = [line for line in re.findall(r"- run: (.*)", workflow) if "pip install" not in line]
-    assert commands == ["assay check mine.attention:forward", "python -m pytest tests/test_assay.py"]
-    for command in commands:
+    assert commands == ["assay check mine.attention:forward --html assay.html --junit assay.xml"]
+    for command in (*commands, "python -m pytest tests/test_assay.py"):
         ran = run(repository, *command.removeprefix("python -m ").split())
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -105,7 +105,29 @@ def test_nothing_is_overwritten(repository: Path, init: Callable[..., tuple[int,
     assert {name: (repository / name).read_text() for name in FILES} == before
 
 
-def test_several_kernels_or_none_are_a_usage_error(repository: Path) -> None:
+def test_where_no_kernel_is_found_servers_are_compared(tmp_path: Path, init: Callable[..., tuple[int, str, str]], run: Run) -> None:
+    (tmp_path / "model.py").write_text("def attention(query, mask): ...\n")
+    (tmp_path / ".gitignore").write_text("*.log")
+    assert init(tmp_path)[0] == 0
+    assert written(tmp_path) == FILES - {"tests/test_assay.py"}
+    assert (tmp_path / ".gitignore").read_text() == "*.log\nruns/\n"
+    workflow = (tmp_path / ".github/workflows/assay.yml").read_text()
+    assert re.findall(r"bin/assay\" (\w+)", workflow) == ["gate"]
+    assert "path: |\n            ${{ runner.temp }}/run\n" in workflow
+    spec = make_spec({}, tmp_path / "assay.toml")
+    assert (spec.reference.backend, spec.candidate.backend, spec.device) == ("triton", "flashinfer", "cuda")
+    checked = run(tmp_path, "check_jsonschema", "--builtin-schema", "vendor.github-workflows", ".github/workflows/assay.yml")
+    assert checked.returncode == 0, checked.stdout
+    assert init(tmp_path, "no-such-backend")[0] == 2
+
+
+def test_a_function_with_a_known_signature_is_a_kernel(tmp_path: Path) -> None:
+    arguments = "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False"
+    (tmp_path / "flash.py").write_text(f"def attend({arguments}): ...\ndef add(a, b, c): ...\n")
+    assert _the_kernel(tmp_path) == "flash:attend"
+
+
+def test_several_kernels_are_a_usage_error(repository: Path) -> None:
     (repository / "src" / "more").mkdir(parents=True)
     (repository / "src" / "more" / "flash.py").write_text("def forward(call: 'assay.AttentionCall'): ...\n")
     with pytest.raises(UsageError, match=r"2 kernels were found in .*: mine\.attention:forward, more\.flash:forward\.") as one:
@@ -113,12 +135,11 @@ def test_several_kernels_or_none_are_a_usage_error(repository: Path) -> None:
     assert "assay init mine.attention:forward" in one.value.do
     (repository / "mine" / "attention.py").write_text("def broken(:\n")
     (repository / "src" / "more" / "flash.py").unlink()
-    with pytest.raises(UsageError, match="No kernel was found"):
-        _the_kernel(repository)
+    assert _the_kernel(repository) == ""
 
 
 def test_an_installable_repository_is_installed_in_ci() -> None:
-    files = _starter_files("sage_attn", 0.02, "assay-harness @ git+https://example.org/assay", is_package=True)
+    files = _starter_files("sage_attn", True, "assay-harness @ git+https://example.org/assay", is_package=True)
     assert "pip install -e ." in files[".github/workflows/assay.yml"]
     assert "ASSAY: assay-harness @ git+https://example.org/assay\n" in files[".github/workflows/assay.yml"]
     assert tomllib.loads(files["assay.toml"])["run"]["candidate"] == "sage_attn"

@@ -41,9 +41,12 @@ def test_report_prints_the_report_and_exits_with_its_verdict(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     assert call("report", folder / "regression") == 1
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("REGRESSION (exit code 1): ")
-    assert last.endswith(f"Report: {folder / 'regression' / 'report.html'}")
+    first, *others, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("REGRESSION   ")
+    assert last.split() == ["Report", str(folder / "regression" / "report.html")]
+    assert len(others) <= 10
+    assert call("report", folder / "regression", "--all") == 1
+    assert len(capsys.readouterr().out.splitlines()) > 20
     assert call("report", folder / "passing", "--json", "-q") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["verdict"] == "pass"

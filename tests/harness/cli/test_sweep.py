@@ -51,8 +51,8 @@ def test_cells_are_shown_before_they_run_and_an_error_hides_nothing(
     assert "2 cells, 2 to run." in capsys.readouterr().out
     assert not (tmp_path / "swept").exists()
     assert call(*given) == 3
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("ERROR (exit code 3): 2 cells: 2 error. Report: swept/index.html")
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1].split()) == ("ERROR   2 cells: 2 error · exit 3", ["Report", "swept/index.html"])
     result = json.loads((tmp_path / "swept" / "report.json").read_text())
     assert (result["schema"], result["exit_code"]) == ("assay.sweep/3", 3)
     assert all(cell["problem"].startswith("Exit code 2: ") for cell in result["cells"])

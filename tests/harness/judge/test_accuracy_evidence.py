@@ -182,8 +182,9 @@ def test_every_number_is_of_the_questions_that_the_test_read(
     before, after = (row.right / row.total for row in suite.tallies)
     assert values["questions"] == 100 == sum(row.total for row in suite.tallies) / 2
     assert 100 * (before - after) == pytest.approx(values["loss-of-accuracy"]) == pytest.approx(75)
-    assert "accuracy 1.000 -> 0.250" in headline(report)
+    assert "accuracy 1.000 → 0.250" in headline(report)
     assert len(suite.flips) == 75
+    assert (len(suite.steady), {flip.direction for flip in suite.steady}) == (min(64, suite.tallies[0].total - 75), {"both right"})
 
 
 def test_the_same_question_256_times_counts_once(begun: Callable[..., RunFolder], answered: Callable[..., None]) -> None:

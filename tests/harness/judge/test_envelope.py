@@ -43,6 +43,7 @@ def judged(
     """What is claimed of an envelope that the shadow compared, and the candidate's own server answered, so."""
     headers = [SimpleNamespace(features=tuple({name for _, _, name, _ in some}), effects=some) for some in (effects, effects[1:])]
     run = SimpleNamespace(
+        servers={},
         spec=make_spec({"envelope_tokens": 512, "device": "cpu", **flags}), envelope=compared, claimed=phases,
         urls=(), folder=SimpleNamespace(admissions=lambda role: list(admitted)), over_envelope=envelope_pairs(list(made)),
         counts={"candidate": ()}, errors=SimpleNamespace(headers=headers),

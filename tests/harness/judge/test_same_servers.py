@@ -8,6 +8,7 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.fingerprint import Fingerprint, Tokens, Weight
 from assay.harness.evidence.manifest import CommonSettings, ServerManifest
 from assay.harness.judge import same_servers as rules
+from assay.harness.judge.evidence import derived_arguments
 from assay.harness.sides import ROLES, Role, Side
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check
@@ -28,7 +29,7 @@ def checked(servers: Mapping[Role, ServerManifest], differences: Mapping[str, tu
 
 
 def test_same_servers() -> None:
-    assert checked(PAIR, {}) == ("ok", state("servers-agree", stored=False, arguments=1, parts=None))
+    assert checked(PAIR, {}) == ("ok", state("servers-agree", stored=False, arguments=1, parts=None, derived=[]))
     differ = state("arguments-differ", arguments=[("dtype", "float32", "bfloat16")], asked=["backend"])
     assert checked(PAIR, {"dtype": ("float32", "bfloat16")}) == ("failed", differ)
     assert checked(PAIR | {"candidate": server("http://x", ())}, {}) == ("missing", state("not-started-by-assay"))
@@ -114,3 +115,19 @@ def test_hidden_values_are_not_taken_for_the_same() -> None:
     told = {"arguments": {"ssl_keyfile_password": "***"}}
     same = {role: server("triton", role=role).model_copy(update=told) for role in ROLES}
     assert rules.check_same_servers(spec.sides, same, {}, {}).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("resolved", "derived"),
+    [
+        ({"graphs": {"max": 64}}, {"graphs.max"}),
+        ({"graphs": {"max": 256}}, set()),  # the engine resolves the command line otherwise
+        ({}, set()),
+    ],
+)
+def test_what_the_engine_resolves_a_side_to_follows_from_the_treatment(
+    resolved: dict[str, dict[str, object]], derived: set[str]
+) -> None:
+    differ = {"graphs.max": ("256", "64")}
+    sides: dict[Role, dict[str, object]] = {"reference": {"graphs": {"max": 256}}, "candidate": resolved} if resolved else {}
+    assert set(derived_arguments(differ, sides)) == derived

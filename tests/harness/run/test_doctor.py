@@ -64,6 +64,13 @@ def test_a_candidate_that_cannot_be_imported_is_not_called() -> None:
     assert "first-call" not in found
 
 
+def test_without_a_candidate_the_engines_own_backends_are_examined() -> None:
+    found = {one.id: one for one in examine(make_spec({}), candidate_named=False)}
+    assert "torch_native" in found["candidate"].found
+    assert "sage_attn" not in found["candidate"].found
+    assert (found["candidate"].status, found["first-call"].status) == ("ok", "ok")
+
+
 def test_without_sglang_and_without_a_gpu_the_rest_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> tuple[str, ...]:
         raise UsageError("SGLang is not installed.", "", "pip install sglang")

@@ -127,7 +127,7 @@ def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: P
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no transformers here >&2\nexit 3\n")
     python.chmod(0o755)
-    with pytest.raises(EngineError, match=r"exited with status 3, and there is no fingerprint") as caught:
+    with pytest.raises(EngineError, match=r"exited with status 3, without a fingerprint") as caught:
         files(model, str(python))
     assert "no transformers here" in caught.value.details
 
@@ -136,7 +136,7 @@ def test_a_known_cause_says_what_to_do(tmp_path: Path) -> None:
     python, log = tmp_path / "python", LOGS / "backend_model.log"
     python.write_text(f"#!/bin/sh\ncat {log} >&2\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(EngineError, match="no fingerprint: AssertionError: GptOssForCausalLM requires one of") as caught:
+    with pytest.raises(EngineError, match="without a fingerprint: AssertionError: GptOssForCausalLM requires one of") as caught:
         files(write_model(tmp_path / "model", PLAIN), str(python))
     assert "assay fingerprint --backend triton" in caught.value.do
     assert caught.value.expected

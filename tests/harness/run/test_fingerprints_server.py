@@ -87,7 +87,7 @@ def test_two_ranks_hold_what_one_process_holds_in_its_order(tmp_path: Path) -> N
 
 def test_a_rank_that_fails_ends_all() -> None:
     side = Side(backend="torch_native", flags=("--tp-size=2",), environment={"SGLANG_CPU_OMP_THREADS_BIND": "0"})
-    with pytest.raises(EngineError, match="and there is no fingerprint") as raised:
+    with pytest.raises(EngineError, match="without a fingerprint") as raised:
         of_side(side, "cpu", 240)
     assert "was not done after" not in raised.value.found
     assert "NUMA index 1" in raised.value.details

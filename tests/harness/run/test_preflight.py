@@ -51,7 +51,7 @@ def test_a_model_that_does_not_fit_is_refused_by_the_run(monkeypatch: pytest.Mon
     spec = make_spec({"device": "cpu", "model": str(TINY_MODEL)})
     with pytest.raises(UsageError, match=r"does not fit: a server needs 3\.0 GiB, and 1\.0 GiB is free"):
         run(spec, tmp_path / "run")
-    with pytest.raises(UsageError, match="--features: nothing is no feature"):  # what is wrong with a command comes first
+    with pytest.raises(UsageError, match="--features: nothing is not a feature"):  # what is wrong with a command comes first
         compare_features(spec, tmp_path / "features", features=("nothing",))
 
 

@@ -53,7 +53,7 @@ def test_a_run_records_no_secret_that_was_given(kernel: Path, tmp_path: Path) ->
     spec = RunSpec.of(reference=sides[0], candidate=sides[1], questions=4, suites=("accuracy",))
     folder = open_folder(prepare(spec), tmp_path / "run")
     assert not [path for path in folder.path.rglob("*") if path.is_file() and b"hunter" in path.read_bytes()]
-    assert folder.manifest().command.count("--ssl-keyfile-password=***") == 1
+    assert folder.manifest().command.count("--ssl-keyfile-password=***") == 2
     folder = open_folder(prepare(spec), tmp_path / "run")  # is resumed
     made = Fingerprint(source="server", engine="e", model=str(TINY_MODEL))
     engine = type("Told", (), {"fingerprint": lambda self: made})()

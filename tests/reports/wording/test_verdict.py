@@ -50,7 +50,7 @@ TALLIES = tuple(
 
 def test_the_headline_carries_the_cause_and_what_it_costs(report: Any) -> None:
     made = report(suite(tallies=TALLIES), suite("greedy"), suite("logits"), cause=found())
-    assert headline(made) == f"Do not merge: sage_attn {DOES} (accuracy 1.000 -> 0.219)."
+    assert headline(made) == f"Do not merge: sage_attn {DOES} (accuracy 1.000 → 0.219)."
     assert reasons(made)[0] == SENTENCE
     assert len(reasons(made)) == 4
 

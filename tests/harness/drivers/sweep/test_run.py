@@ -107,7 +107,7 @@ def test_what_has_ended_is_not_run_again_and_what_failed_is(tmp_path: Path) -> N
 
 
 def test_an_interrupted_sweep_has_a_result_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupts(self: ProgressDisplay, text: str) -> None:
+    def interrupts(self: ProgressDisplay, text: str, stays: bool) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ProgressDisplay, "say", interrupts)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang.common import _common_settings, _resolved_arguments, agree
+from assay.harness.engines.sglang.common import _common_settings, agree, resolved_arguments
 from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.errors import EngineError
 from assay.harness.sides import Role
@@ -118,4 +118,4 @@ def test_sglang_resolves_cuda_graphs_by_the_backend_and_a_common_flag_mends_it(m
 @pytest.mark.slow
 def test_a_command_line_that_sglang_refuses_is_an_error() -> None:
     with pytest.raises(EngineError, match="could not be found out"):
-        _resolved_arguments(launch("reference", "no_such_backend", device="cpu"))
+        resolved_arguments(launch("reference", "no_such_backend", device="cpu"))

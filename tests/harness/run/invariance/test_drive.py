@@ -146,7 +146,7 @@ def test_a_server_that_writes_no_trace_is_not_observed(
     result = compared(lambda served: served.streamed, features=("streamed",))
     (parting,) = result.partings
     assert parting.not_observed is not None
-    assert "no pass was traced" in parting.not_observed.values["said"]
+    assert "the server traced no pass" in parting.not_observed.values["said"]
     assert "layer" not in result.findings[0].where
 
 
@@ -191,7 +191,7 @@ def test_arms_that_a_budget_leaves_out_are_named(compared: Compare, monkeypatch:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"features": ("chunks",)}, "chunks is no feature"),
+        ({"features": ("chunks",)}, "chunks is not a feature"),
         ({"features": ("ngram",)}, "ngram cannot be switched here: not on cpu"),
         ({"features": ("no-radix-cache", "prefix-cache"), "mode": "exactly"}, "cannot be on together"),
         ({"mode": "exactly"}, "cannot be on together"),
@@ -222,7 +222,7 @@ def test_a_feature_that_the_engines_own_flags_decide_is_refused_or_left_out(comp
         compared(features=("batch", "page-size"), flags=flags)
     why = {feature.id: feature.not_covered for feature in compared(flags=flags).features}
     assert why["page-size"] == "the base has it too: --page-size=16"
-    assert why["chunked-prefill"] == "--chunked-prefill-size=64 overrides what it is switched with"
+    assert why["chunked-prefill"] == "--chunked-prefill-size=64 overrides the flag that switches it"
     assert why["mixed-chunk"] == f"it needs chunked-prefill: {why['chunked-prefill']}"
     assert not why["batch"]
 

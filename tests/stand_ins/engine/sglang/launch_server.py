@@ -147,6 +147,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, "")
         elif self.path == "/v1/chat/completions":
             self.chat(json.loads(body))
+        elif self.path == "/v1/completions":
+            self.answer(200, json.dumps({"choices": [{"text": json.loads(body)["prompt"].upper()}]}))
         else:
             self.answer(404, "")
 
@@ -186,6 +188,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.send_response(status)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if failure == "truncated":
