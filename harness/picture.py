@@ -46,7 +46,7 @@ class Picture(Part):
     )
     cells: tuple[str, ...] = Field(
         description="queries x keys, one character each: # as expected, up to the factor by which wrong weights of other keys "
-        "change the denominator; . rightly without weight; o unseen: it should have weight and has none; ! wrongly seen: it "
+        "change the denominator; . correctly masked; o missing: it should have weight and has none; ! wrongly seen: it "
         "has weight and should have none; ~ another weight than it should have; x weight of a key of another sequence or of "
         "another kv head"
     )

@@ -30,11 +30,11 @@ from assay.reports import svg
 # Of a cell: its words, its style in a terminal, and its colour on a page.
 _CELLS = {
     SAME: ("as expected", "dim", svg.MUTED),
-    UNSEEN: ("unseen", "red", svg.FORBIDDEN),
+    UNSEEN: ("missing", "red", svg.FORBIDDEN),
     WRONGLY_SEEN: ("wrongly seen", "yellow", svg.PALETTE["chart-wrong"]),
     WRONG_WEIGHT: ("wrong weight", "blue", svg.CANDIDATE),
     ELSEWHERE: ("from elsewhere", "magenta", svg.PALETTE["chart-unparsed"]),
-    NONE: ("rightly unseen", "dim", ""),
+    NONE: ("correctly masked", "dim", ""),
 }
 # Of a row without weights, or with more than weights: the sign of each of its cells, and its words.
 _ROWS: dict[RowKind, tuple[str, str]] = {

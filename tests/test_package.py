@@ -149,7 +149,7 @@ def test_every_command_of_the_readme_is_one() -> None:
     from assay.harness.cli.app import COMMANDS
 
     pages = [ROOT / "README.md", ROOT / "docs" / "running.md"]
-    code = [text for page in pages for text in re.findall(r"```\n.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
+    code = [text for page in pages for text in re.findall(r"```\w*\n.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
     typed = {word for text in code for word in re.findall(r"^`?assay ([a-z][a-z-]+)", text, re.MULTILINE)}
     assert {"check", "run", "ingest", "compare"} <= typed <= set(COMMANDS)
     for page in pages:

@@ -26,7 +26,7 @@ def test_three_panels_with_labels_and_a_legend_of_what_is_there(examples: Module
     picture = examples.picture(examples.TOP_LEFT)
     for panel, title in zip(panels(picture), ("expected", "read", "difference"), strict=True):
         assert {title, "query", "key", "2", "3", "4", "5", "0"} == set(texts(panel))
-    assert [words for _, words in legend(picture)] == ["as expected", "unseen"]
+    assert [words for _, words in legend(picture)] == ["as expected", "missing"]
 
 
 def test_every_kind_of_cell_and_of_row_is_named(examples: ModuleType) -> None:
@@ -38,7 +38,7 @@ def test_every_kind_of_cell_and_of_row_is_named(examples: ModuleType) -> None:
     assert blocks < set(difference)
     assert "+" in difference
     assert [words for _, words in legend(picture)] == [
-        "as expected", "unseen", "wrongly seen", "wrong weight", "from elsewhere", "something is added",
+        "as expected", "missing", "wrongly seen", "wrong weight", "from elsewhere", "something is added",
     ]  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_stronger_shades_are_for_more_weight(examples: ModuleType) -> None:
 def test_a_title_says_which_keys_differ_and_by_how_much(examples: ModuleType) -> None:
     difference = panels(examples.picture(examples.TOP_LEFT))[2]
     titles = [element.text for element in ET.fromstring(difference).iter(f"{SVG}title")]
-    assert "query 3: keys 2-3 unseen; expected 50 % of the weight, read 0 %" in titles
+    assert "query 3: keys 2-3 missing; expected 50 % of the weight, read 0 %" in titles
 
 
 @pytest.mark.parametrize("keys", [1, 20, 30, 50, 64])
@@ -111,7 +111,7 @@ query 0    5    0    5    0    5
 3     ####..    ##....    ##oo..
 4     #####.    ###...    ###oo.
 5     ######    ####..    ####oo
-# as expected, o unseen, . rightly unseen
+# as expected, o missing, . correctly masked
 layer 0 extend, new+prefix 4+2; q head 1 of 4; wrong in q heads 0-1 of 4"""
 
 
