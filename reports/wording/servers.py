@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.report import CallSummary, PassKernels
@@ -108,7 +108,7 @@ def _arguments_differ(arguments: list[tuple[str, str, str]], asked: list[str]) -
 
 
 @says
-def _servers_agree(stored: bool, arguments: int, parts: int | None, derived: list[str]) -> str:
+def _servers_agree(stored: bool, arguments: int, parts: int | None, derived: Sequence[str] = ()) -> str:
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
     served = "was not observed" if parts is None else f"agrees in {counted(parts, 'part')}"
     follow = f", and {counted(len(derived), 'other')} follow from the treatment ({few(derived, 3)})" if derived else ""
