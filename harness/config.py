@@ -109,13 +109,16 @@ class RunSpec(Settings):
     def _sorted(cls, given: dict[str, Any]) -> Self:
         """Sort settings, and where each line of the policy came from, into the parts of a run."""
         device = given.get("device", "cpu")
+        usual = defaults(device) if device in get_args(Device) else {}
         if "candidate" not in given and _OF_SIDE["candidate"].keys() & given.keys():
-            given["candidate"] = given.get("reference") or defaults(device)["reference"]
-        given = {**(defaults(device) if device in get_args(Device) else {}), **given}
+            usual["candidate"] = given.get("reference", usual.get("reference"))
+        given = {**usual, **given}
         shared = {part: given.pop(name) for name, part in _SHARED.items() if name in given}
         for role in ROLES:
             own = {part: given.pop(name) for name, part in _OF_SIDE[role].items() if name in given}
-            if role in given and not isinstance(given[role], Side):
+            if isinstance(given.get(role), Side):
+                given[role] = {**given[role].model_dump(), **own}
+            elif role in given:
                 if "flags" in own and "flags" in shared:
                     own["flags"] = (*shared["flags"], *own["flags"])
                 given[role] = {"backend": given[role], **shared, **own}
@@ -225,10 +228,11 @@ _GATE_FLAGS = ("baselines", "fingerprint", "reference_from")
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
 REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env")))
 """Flags that may be given several times."""
-SERVER_FLAGS = ("device", *ROLES, "model", "engine_arg", *(name for role in ROLES for name in _OF_SIDE[role]))
+SERVER_FLAGS = ("device", *ROLES, "model", "engine_arg")
 """Flags of every command that starts servers."""
 BENCH_FLAGS = (
-    *SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "data", "servers",
+    *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]),
+    "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "data", "servers",
     "startup_timeout", "request_timeout",
 )  # fmt: skip
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.config import FIELDS, RUN_FLAGS, flag
+from assay.harness.config import FIELDS, REPEATED, RUN_FLAGS, flag
 from assay.suites.fixtures import EXIT_CODE
 
 
@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay", "assay: what `pytest suites` compares")
     for name in RUN_FLAGS:
         field = FIELDS[name]
-        action: Any = "append" if name == "engine_arg" else "store"
+        action: Any = "append" if name in REPEATED else "store"
         group.addoption(flag(name), action=action, default=None, help=field.description, dest=f"assay_{name}")
     group.addoption("--out", type=Path, default=None, help="the run's folder", dest="assay_out")
 

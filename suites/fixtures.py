@@ -81,12 +81,12 @@ def _assay_opened(request: pytest.FixtureRequest) -> OpenRun:
 
     def opened() -> OpenRun:
         from assay.harness.attention.interpreter import interpret_without_gpu
-        from assay.harness.config import RUN_FLAGS, make_spec
+        from assay.harness.config import REPEATED, RUN_FLAGS, make_spec
         from assay.harness.run.run import OpenRun
 
         interpret_without_gpu()
         flags = {name: request.config.getoption(f"assay_{name}", None) for name in RUN_FLAGS}
-        flags["engine_arg"] = flags["engine_arg"] and tuple(flags["engine_arg"])
+        flags |= {name: tuple(flags[name]) for name in REPEATED if flags[name]}
         out = request.config.getoption("assay_out", None)
         return OpenRun.open(make_spec(flags), out, kept_running=True, display=_display())
 

@@ -277,6 +277,10 @@ class EnvelopeResult(Part):
     served: dict[str, dict[str, Ranges]] = Field(
         default_factory=dict, description="the same of the candidate's own server, if it was compared"
     )
+    not_in_shadow: tuple[str, ...] = Field(
+        (),
+        description="settings of the candidate, other than its backend, without which its backend computed in the shadow",
+    )
     served_in_graphs: bool = Field(False, description="whether its decode ran in CUDA graphs")
     reached: dict[str, dict[str, int]] = Field(
         description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"

@@ -23,6 +23,7 @@ from assay.harness.evidence.records import Item, Suite
 from assay.harness.extras import require
 from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.sides import ROLES, Role
+from assay.harness.text import listed
 from assay.harness.workload import Workload
 
 # One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run.
@@ -115,7 +116,8 @@ def prepare(spec: RunSpec) -> Plan:
     with a command does not depend on the memory that happens to be free.
 
     Raises:
-        UsageError: packages that are not installed, an unknown backend, an incomplete model, an unknown shape of requests, or
+        UsageError: packages that are not installed, an unknown backend, an incomplete model, an unknown shape of requests,
+            settings of a candidate whose server nothing asks, or
             questions that cannot be read.
     """
     require("serve", "A run")  # its report needs packages that asking does not
@@ -126,7 +128,20 @@ def prepare(spec: RunSpec) -> Plan:
     candidate = checked_backend("--candidate", spec.candidate.backend)
     _check_fingerprint(spec.policy.fingerprint)
     models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
-    return ask(Plan(spec, models, (), reference, candidate), spec.workload)
+    plan = Plan(spec, models, (), reference, candidate)
+    _check_both_asked(plan)
+    return ask(plan, spec.workload)
+
+
+def _check_both_asked(plan: Plan) -> None:
+    """Refuse a candidate with settings of its own where no server of its own is asked: a pass would prove nothing about them."""
+    others = [name for name in plan.spec.treatment if name != "backend"]
+    if others and plan.roles != ROLES:
+        raise UsageError(
+            f"The sides differ in {listed(others)}, and nothing asks the candidate's own server.",
+            "a command or suites that ask both servers: accuracy or greedy",
+            "add one to --suites, or give both sides the same settings, with --engine-arg and --model",
+        )
 
 
 def ask(plan: Plan, workload: Workload) -> Plan:

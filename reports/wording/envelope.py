@@ -69,6 +69,11 @@ def _compared(envelope: EnvelopeResult) -> Iterator[str]:
 
 def _outside(envelope: EnvelopeResult) -> Iterator[str]:
     """Say what lies outside of the counted conditions."""
+    if envelope.not_in_shadow:
+        yield (
+            f"attention with the candidate's own {listed(envelope.not_in_shadow)}: layers were compared in the reference's server; "
+            "answers, texts and logits are the candidate's own"
+        )
     limits, extend = envelope.limits, "extend" in envelope.claimed
     for phase, values in envelope.reached.items():
         yield from (f"{phase}: {_BEYOND[quantity].format(f'{value:,}')}" for quantity, value in values.items())

@@ -7,6 +7,7 @@ import pytest
 
 from assay.harness.config import REPEATED, RUN_FLAGS, RunSpec, flag, make_spec
 from assay.harness.errors import ExitCode, UsageError
+from assay.harness.sides import Side
 
 
 @pytest.fixture(autouse=True)
@@ -220,3 +221,10 @@ def test_a_side_is_named_in_one_place() -> None:
     both = failure('[run]\ncandidate = "triton"\n[candidate]\nbackend = "mine:forward"')
     assert both.found == "assay.toml sets candidate in [run] and in [candidate]."
     assert failure(candidate_env=("A",)).found.startswith("--candidate-env is ('A',)")
+
+
+def test_a_candidate_of_its_own_settings_begins_as_the_reference_is() -> None:
+    reference = Side(backend="triton", model="tiny-qwen3", flags=("--a",))
+    spec = RunSpec.of(reference=reference, candidate_arg=("--a", "--b"))
+    assert spec.candidate == reference.model_copy(update={"flags": ("--a", "--b")})
+    assert failure(device="tpu", candidate_arg=("--b",)).found == "--device is 'tpu'."

@@ -137,9 +137,9 @@ def resolved_arguments(launch: Launch) -> dict[str, Any]:
     except (subprocess.TimeoutExpired, OSError, IndexError, ValueError) as error:
         last = done.stderr.strip().splitlines()[-1:] if isinstance(error, (IndexError, ValueError)) else [str(error)]
         raise EngineError(
-            f"What {launch.backend} forces could not be found out: {' '.join(last)}.",
-            "SGLang to resolve the command line",
-            "see the server's log",
+            f"SGLang does not resolve the command line of the {launch.role} ({launch.backend}): {' '.join(last)}.",
+            "flags that this version of SGLang has, with values that it accepts",
+            f"correct --engine-arg or --{launch.role}-arg",
         ) from None
 
 

@@ -24,6 +24,7 @@ from assay.harness.judge.report import EnvelopeResult
 from assay.harness.sides import Role
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check
+from assay.reports.wording.envelope import _outside
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
 PASSED = SuiteVerdict(id="layers", verdict="pass", why=(state("fine"),))
@@ -43,7 +44,7 @@ def judged(
     """What is claimed of an envelope that the shadow compared, and the candidate's own server answered, so."""
     headers = [SimpleNamespace(features=tuple({name for _, _, name, _ in some}), effects=some) for some in (effects, effects[1:])]
     run = SimpleNamespace(
-        servers={},
+        servers={}, measured=("reference", "candidate"),
         spec=make_spec({"envelope_tokens": 512, "device": "cpu", **flags}), envelope=compared, claimed=phases,
         urls=(), folder=SimpleNamespace(admissions=lambda role: list(admitted)), over_envelope=envelope_pairs(list(made)),
         counts={"candidate": ()}, errors=SimpleNamespace(headers=headers),
@@ -326,3 +327,11 @@ def test_equal_tokens_are_compared_by_their_log_probabilities() -> None:
     changed = tuple(token.model_copy(update={"logprob": -2.0}) for token in one.candidate.tokens)
     pair = Pair(one.item, one.reference, one.candidate.model_copy(update={"tokens": changed}))
     assert _compare_envelope([pair], 0.0, 0.5) == ([], [pair])
+
+
+@pytest.mark.parametrize("own", [{}, {"candidate_arg": ("--kv-cache-dtype=fp8_e4m3",)}])
+def test_settings_that_no_shadow_had_are_not_covered(own: dict[str, Any]) -> None:
+    _, result = claimed(counted(), BOTH, **own)
+    assert result is not None
+    assert result.not_in_shadow == (("--kv-cache-dtype",) if own else ())
+    assert any("the candidate's own --kv-cache-dtype" in said for said in _outside(result)) == bool(own)

@@ -51,3 +51,13 @@ def test_an_sglang_that_is_too_old_is_found_before_a_server_starts(monkeypatch: 
         check_environment(plan)
     found = {one.id: one for one in examine(RunSpec.of(reference="torch_native", candidate="torch_native"))}
     assert (found["sglang"].status, found["sglang"].found) == ("missing", "SGLang 0.5.9.post1 is too old")
+
+
+@pytest.mark.parametrize("suites", ["layers", "layers,logits"])
+def test_settings_of_a_candidate_whose_server_nothing_asks_are_refused(suites: str) -> None:
+    """A pass would prove nothing about them: only the reference's server would run."""
+    spec = RunSpec.of(candidate_arg=("--page-size=16",), suites=suites)
+    with pytest.raises(UsageError, match="differ in --page-size, and nothing asks the candidate's own server"):
+        prepare(spec)
+    prepare(RunSpec.of(candidate_arg=("--page-size=16",), suites=f"{suites},greedy"))
+    prepare(RunSpec.of(suites=suites))

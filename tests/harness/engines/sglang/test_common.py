@@ -94,7 +94,7 @@ def test_a_flag_that_has_no_effect_is_said() -> None:
 
 def test_what_cannot_be_resolved_is_left_to_the_servers() -> None:
     def refuse(one: Launch) -> dict[str, Any]:
-        raise EngineError("What fa3 forces could not be found out: no GPU.", "e", "d")
+        raise EngineError("SGLang does not resolve the command line of the candidate (fa3): no GPU.", "e", "d")
 
     found = agree(PAIR, refuse)
     assert found.flags == ()
@@ -117,5 +117,5 @@ def test_sglang_resolves_cuda_graphs_by_the_backend_and_a_common_flag_mends_it(m
 
 @pytest.mark.slow
 def test_a_command_line_that_sglang_refuses_is_an_error() -> None:
-    with pytest.raises(EngineError, match="could not be found out"):
+    with pytest.raises(EngineError, match="does not resolve the command line"):
         resolved_arguments(launch("reference", "no_such_backend", device="cpu"))
