@@ -299,3 +299,19 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     assert (code, "PASS   sage_attn" in out) == (0, True), out
     code, out = run(tmp_path, "replay", pack, "--candidate", "sage_attn_as_shipped")
     assert (code, cause["does"] in out) == (1, True), out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "verdict"), [("--chunked-prefill-size=64", "pass"), ("--rope-scaling-is-no-flag", "error")])
+def test_a_flag_of_the_candidate_alone_is_compared(flag: str, verdict: str, tmp_path: Path) -> None:
+    """What SGLang derives from the flag is listed and forbids no pass; both servers get what takes either to its limits."""
+    code, out = finish(assay(tmp_path, f"--candidate-arg={flag}"))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["verdict"], code) == (verdict, 0 if verdict == "pass" else 3), out
+    if verdict == "pass":
+        assert report["treatment"] == {"--chunked-prefill-size": ["", "64"]}
+        assert report["environment"]["derived_arguments"]
+        assert not report["environment"]["argument_differences"]
+        assert report["envelope"]["served_reached"]["extend"]["new-tokens"] == 64
+    else:
+        assert "does not resolve the command line of the candidate" in out
