@@ -56,7 +56,7 @@ def test_the_layout_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ({"question": "1 + 1?", "answer": "2"}, "ends in '2'"),
         ({"problem": "1 + 1?", "answer": "#### 2"}, "question missing"),
-        ({"question": ["How many?"], "answer": "Many.\n#### 7"}, "row 0: the question is no text"),
+        ({"question": ["How many?"], "answer": "Many.\n#### 7"}, "row 0: the question is not a string"),
     ],
 )
 def test_rows_of_another_kind_are_refused(tmp_path: Path, row: dict[str, object], found: str) -> None:
@@ -108,5 +108,5 @@ def test_the_name_of_a_damaged_file_does_not_reach_the_terminal(tmp_path: Path, 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "gsm8k.jsonl"
     path.write_bytes(b'{"question": "a \x98 b", "answer": "#### 1"}\n')
-    with pytest.raises(UsageError, match=r"gsm8k\.jsonl is no text"):
+    with pytest.raises(UsageError, match=r"gsm8k\.jsonl is not text"):
         draw_gsm8k(str(path), 1, 0)

@@ -255,4 +255,4 @@ def test_a_file_without_an_end_is_refused_before_it_is_read(tmp_path: Path) -> N
     os.truncate(sparse, 1 << 40)  # reading it would end in a MemoryError
     os.mkfifo(pipe)  # opening it would wait for ever
     assert "1,099,511,627,776 bytes" in failure(sparse)
-    assert "no regular file" in failure(pipe)
+    assert "not a regular file" in failure(pipe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ def test_the_command_that_a_bench_cites_repeats_it(
         "engine_arg": ("--page-size=16", "--chunked-prefill-size=64"), "latency_shapes": "short,64:8:16",
         "latency_concurrency": "2,8", "latency_seconds": 5.0, "latency_bound": 1.5, "data": str(data),
         "servers": "together", "startup_timeout": 60.0, "request_timeout": 30.0,
+        "reference_model": "tiny", "candidate_model": "tiny", "reference_env": ("A=b",), "candidate_env": ("A=c", "B=d"),
+        "reference_arg": ("--max-prefill-tokens=4096",), "candidate_arg": ("--max-prefill-tokens=2048",),
+        "reference_python": sys.executable, "candidate_python": "python3",
     }  # fmt: skip
     assert set(flags) == set(BENCH_FLAGS)
     plan = plan_bench(prepare(timed_spec(make_spec(flags))))

@@ -186,7 +186,11 @@ def entry(pack: Path) -> PackEntry:
 
 def test_a_folder_without_a_pack_is_wrong_use(pack: Path, tmp_path: Path) -> None:
     not_a_pack = "is not a replay pack"
-    for folder, says in ((tmp_path, not_a_pack), (tmp_path / "nowhere", "There is no "), (pack / "manifest.json", not_a_pack)):
+    for folder, says in (
+        (tmp_path, not_a_pack),
+        (tmp_path / "nowhere", "nowhere does not exist"),
+        (pack / "manifest.json", not_a_pack),
+    ):
         with pytest.raises(UsageError, match=says):
             read_pack(folder)
     manifest = pack / "manifest.json"

@@ -139,7 +139,7 @@ def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
     assert len(result.rows) == 3 * 2 * 4
     for terminal in (False, True):
         shown = StringIO()
-        render(document, Console(file=shown, width=200, force_terminal=terminal))
+        render(document, Console(file=shown, width=200, force_terminal=terminal), everything=True)
         for part in ("1.30", "the first 1 discarded as warm-up", "answers are shorter"):
             assert part in " ".join(shown.getvalue().split()), shown.getvalue()
     assert len(re.findall("  ttft ", shown.getvalue())) == 6

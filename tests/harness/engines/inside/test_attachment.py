@@ -263,7 +263,7 @@ def test_batches_without_requests_are_neither_substituted_nor_traced(plain: Any,
     server = attached(lambda call: torch.zeros_like(call.q))
     set_control(tmp_path, Control(substitute=(0, 1, 2), trace="one"))
     assert all(same(plain.step("extend", [(4, 0)], rids=[]), server.step("extend", [(4, 0)], rids=[])))
-    with pytest.raises(EvidenceError, match="no pass was traced"):
+    with pytest.raises(EvidenceError, match="the server traced no pass"):
         read_trace(tmp_path, "one")
 
 
