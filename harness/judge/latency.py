@@ -94,6 +94,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         created=manifest.created,
         reference=spec.reference.backend,
         candidate=spec.candidate.backend,
+        treatment=spec.treatment,
         device=spec.device,
         hardware=manifest.hardware,
         packages=manifest.packages,

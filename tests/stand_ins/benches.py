@@ -41,8 +41,8 @@ def write_bench(
 ) -> BenchFolder:
     """Write a bench's folder; the arguments select what is wrong in it. `packages` has the torch that each server told.
 
-    `tail` is the share of the candidate's requests that take 20 times as long. With `resolved`, the engine resolves the command line
-    of each side to the arguments that its server reports.
+    `tail` is the share of the candidate's requests that take 20 times as long. With `resolved`, the engine resolves the
+    command line of each side to the arguments that its server reports.
     """
     folder = BenchFolder.new(path, nonce)
     spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
