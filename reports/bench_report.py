@@ -23,6 +23,7 @@ from assay.reports.document import (
 from assay.reports.summary import latency_lines
 from assay.reports.svg import interval_chart
 from assay.reports.wording.latency import TIMES, ratio_text
+from assay.reports.wording.sides import sides_said
 from assay.reports.wording.verdict import headline, reasons
 from assay.reports.wording.written import worded_json
 
@@ -40,7 +41,7 @@ def bench_document(result: LatencyResult) -> Document:
     facts = Facts([*environment, *result.packages.items()], "small")
     return Document(
         command="bench",
-        title=f"latency of {one_line(result.candidate, 60)} against {one_line(result.reference, 60)}",
+        title=f"latency of {' against '.join(sides_said(result.treatment, result.reference, result.candidate))}",
         verdict=result.verdict,
         headline=headline(result),
         created=result.created,

@@ -102,7 +102,8 @@ def test_numbers_that_were_met_are_counted_within_ranges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "unit", "said"), [("1", "point", "1 point"), ("-1", "nat", "-1 nat"), ("1.0", "point", "1.0 points"), ("0", "call", "0 calls")]
+    ("shown", "unit", "said"),
+    [("1", "point", "1 point"), ("-1", "nat", "-1 nat"), ("1.0", "point", "1.0 points"), ("0", "call", "0 calls")],
 )
 def test_a_unit_is_singular_for_one_alone(shown: str, unit: str, said: str) -> None:
     assert in_units(shown, unit) == said
