@@ -174,8 +174,8 @@ SENTENCES: Templates = {
         "by",
         {
             "texts": "{parted} of {texts} greedy texts part, the first, {first}, at token {token}",
-            "ends of texts": "{texts:counted greedy text} ended otherwise, the first, {first}: {now[0]} after {now[1]:counted token} "
-            "in place of {before[0]} after {before[1]:counted token}",
+            "ends of texts": "{texts:counted greedy text} ended otherwise, the first, {first}: {now[0]} after "
+            "{now[1]:counted token} in place of {before[0]} after {before[1]:counted token}",
             "lengths": "{answers:counted answer} had another length, the first, to probe {probe}, {now:counted token} "
             "in place of {before}",
             "ends": "{answers:counted answer} ended otherwise, the first, to probe {probe}: {now} in place of {before}",
