@@ -59,9 +59,6 @@ class Policy(Settings):
         "", description="accepted fingerprint of the candidate, beside which it must serve the same; by default none"
     )
     growth: float = Field(1.5, ge=1, description="largest growth of an error over the accepted baseline's, as a factor")
-    reference_from: Literal["server", "baseline"] = Field(
-        "server", description="where the reference's answers come from: a server, or the matching accepted baseline"
-    )
     given_by: dict[str, str] = Field({}, description="where each line that was given came from")
 
     _split = field_validator("require", mode="before")(lambda value: split_words(value))
