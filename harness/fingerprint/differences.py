@@ -44,6 +44,7 @@ _WITHOUT_SERVER = "loaded without a server"
 # What a setting that differs as asked lets differ besides its own argument, by beginnings of names.
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages", "config"),
+    "packages": ("packages", "config"),
     "engine": ("packages", "arguments", "backends", "config"),
     "backend": ("backends.attention", "backends.linear attention", "arguments.*attention_backend", "ignored"),
     # Some parameters of many are no other model: one was not sent, or an adapter was merged.
@@ -276,7 +277,7 @@ def _unseen(
     """Yield the settings that were asked to differ, of which nothing is seen though it would have to be."""
     for setting, (ours, theirs) in asked.items():
         covered = [name for name in _DECLARES.get(setting, ()) if name.partition(".")[0] in compared]
-        if setting in ("engine", "interpreter", "model") or setting in _NO_TRACE or not covered:
+        if setting in ("engine", "interpreter", "packages", "model") or setting in _NO_TRACE or not covered:
             continue
         if any(_covers(name, difference.name) for difference in differ for name in covered):
             continue
