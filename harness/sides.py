@@ -27,11 +27,13 @@ class EngineProfile:
         title: its name.
         references: by device, the attention backend that is the reference by default.
         kernels: by attention backend, regular expressions of the kernels with which it computes attention, where they are known.
+        settings: by flag, how a person names what it sets: a template of its value.
     """
 
     title: str
     references: Mapping[Device, str]
     kernels: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, str]
 
 
 def profile_of(engine: Engine) -> EngineProfile:
@@ -129,13 +131,6 @@ def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
     }
 
 
-def differing(differences: Mapping[str, tuple[str, str]]) -> str:
-    """Describe what a candidate differs in: its backend, or else its settings, such as "--page-size=16"; empty for nothing."""
-    if "backend" in differences:
-        return differences["backend"][1]
-    return " ".join(f"{name}{': ' if name == 'packages' else '='}{value}" for name, (_, value) in differences.items())
-
-
 def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
     """Return the value of each flag, by its name with dashes; a flag without a value is "true"."""
     values: dict[str, str] = {}
@@ -152,7 +147,7 @@ def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
 def settings(side: Side) -> Mapping[str, str]:
     """Return the settings of a side by name, flags and environment variables one by one."""
     named = {name: getattr(side, name) for name in ("engine", "interpreter", "backend", "model")}
-    named |= {"packages": " ".join(side.packages)} if side.packages else {}
+    named |= {"packages": ", ".join(side.packages)} if side.packages else {}
     return named | flag_values(side.flags) | {f"environment.{name}": value for name, value in side.environment.items()}
 
 

@@ -204,7 +204,7 @@ def test_two_sides_differ_in_what_is_named_for_one_of_them() -> None:
     written = '[run]\nmodel = "a"\n[candidate]\nmodel = "b"\nflags = ["--y"]\nenvironment = { C = "d" }\ninterpreter = "/p"'
     spec = from_toml(f'{written}\nwith = ["e==1", "f==2"]', reference_python="/q")
     assert spec.treatment == {
-        "model": ("a", "b"), "--y": ("", "true"), "environment.C": ("", "d"), "interpreter": ("/q", "/p"), "packages": ("", "e==1 f==2"),
+        "model": ("a", "b"), "--y": ("", "true"), "environment.C": ("", "d"), "interpreter": ("/q", "/p"), "packages": ("", "e==1, f==2"),
     }  # fmt: skip
 
 
