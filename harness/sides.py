@@ -27,11 +27,13 @@ class EngineProfile:
         title: its name.
         references: by device, the attention backend that is the reference by default.
         kernels: by attention backend, regular expressions of the kernels with which it computes attention, where they are known.
+        settings: by flag, how a person names what it sets: a template of its value.
     """
 
     title: str
     references: Mapping[Device, str]
     kernels: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, str]
 
 
 def profile_of(engine: Engine) -> EngineProfile:
@@ -124,13 +126,6 @@ def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
         for name in sorted(left.keys() | right.keys())
         if left.get(name, "") != right.get(name, "")
     }
-
-
-def differing(differences: Mapping[str, tuple[str, str]]) -> str:
-    """Describe what a candidate differs in: its backend, or else its settings, such as "--page-size=16"; empty for nothing."""
-    if "backend" in differences:
-        return differences["backend"][1]
-    return " ".join(f"{name}={value}" for name, (_, value) in differences.items())
 
 
 def flag_values(flags: tuple[str, ...]) -> dict[str, str]:

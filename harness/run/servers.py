@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from assay.harness.backend import Backend
+from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine, start_together
 from assay.harness.engines.inside.control import CONTROL, FAULTS
 from assay.harness.engines.remote import RemoteServer
@@ -17,7 +19,7 @@ from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
 from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import COMMON_SETTINGS, RESOLVED, ResolvedArguments, ServerManifest
 from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.evidence import argument_differences
@@ -91,19 +93,26 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     return engine.with_flags(common.flags)
 
 
-def resolve_sides(plan: Plan, folder: RunFolder) -> None:
-    """Record what the engine resolves each side's command line to, where not the backend alone differs.
+def resolve_sides(
+    spec: RunSpec,
+    folder: EvidenceFolder[Any],
+    servers: Mapping[Role, ServerManifest],
+    engine_of: Callable[[Role], Engine],
+) -> None:
+    """Record what the engine resolves each side's command line to, where more than the backend differs.
 
     What a server does that its own side resolves to follows from the treatment; nobody asked for any other difference.
+
+    Args:
+        servers: what the servers that have started report, by role.
+        engine_of: makes a role's engine; it need not have started.
     """
-    servers = {server.role: server for server in folder.progress().servers}
-    if plan.has_url or not (
-        set(plan.spec.treatment) - {"backend"} or argument_differences(servers, plan.spec.treatment)
-    ):
+    more_than_backend = set(spec.treatment) - {"backend"}
+    if not (more_than_backend or argument_differences(servers, spec.treatment)):
         return
     for role in ROLES:
         if folder.read(RESOLVED, role) is None:
-            resolved = make_run_engine(plan, folder, role).resolved_arguments()
+            resolved = engine_of(role).resolved_arguments()
             folder.write(RESOLVED, ResolvedArguments(arguments=resolved), role)
 
 
