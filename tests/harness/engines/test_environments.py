@@ -40,9 +40,7 @@ def side(*packages: str | Path, interpreter: str = "") -> Side:
 
 
 def printed(python: str, code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [python, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([python, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -111,7 +109,7 @@ def test_an_interrupted_environment_is_not_used(
 def test_what_pip_refuses_is_a_usage_error_with_its_last_lines(tmp_path: Path) -> None:
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
     broken.write_bytes(b"no archive")
-    with pytest.raises(UsageError, match="pip cannot install .*broken") as refused:
+    with pytest.raises(UsageError, match=r"pip cannot install .*broken") as refused:
         environments.python_of(side(broken))
     assert "broken" in refused.value.found
     assert refused.value.do.startswith("check the names")
@@ -122,7 +120,7 @@ def test_a_package_that_something_else_shadows_is_refused(
 ) -> None:
     (tmp_path / "fact.py").write_text("VALUE = 0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(UsageError, match="fact comes from .*fact.py"):
+    with pytest.raises(UsageError, match=r"fact comes from .*fact\.py"):
         environments.python_of(side(wheel(tmp_path, "3.0")))
 
 
