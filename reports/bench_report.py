@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, worst_ratio
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 from assay.reports.document import (
     Block,
     Cell,
@@ -77,7 +77,8 @@ def latency_section(result: LatencyResult) -> Section:
             (Cell("candidate", "candidate"), f"{lengths.candidate:.1f}", f"{lengths.candidate_cut}"),
         ]
         note = (
-            f"{lengths.prompts} prompts; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}. The ratios "
+            f"{counted(lengths.prompts, 'prompt')}; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}. "
+            "The ratios "
             "above were measured at one forced length."
         )
         columns = ("Role", "Mean tokens", "Ran to limit")
@@ -109,7 +110,9 @@ def _interval(result: LatencyResult) -> list[Block]:
 def _load(load: LoadRow) -> Section:
     shared = f", {load.shared_tokens} of them shared" if load.shared_tokens else ""
     least = f"{load.shortest_tokens} to " if load.shortest_tokens else ""
-    asked = f"{least}{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {load.rounds} rounds. "
+    asked = (
+        f"{least}{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {counted(load.rounds, 'round')}. "
+    )
     words = Line(f"{asked}Reference vs candidate: {_throughputs(load)}.", "quiet")
     return Section(load.where, [words], style="condition")
 

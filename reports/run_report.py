@@ -9,7 +9,7 @@ from pathlib import Path
 
 from assay.harness.judge.report import PassKernels, Report, SuiteResult
 from assay.harness.progress import duration
-from assay.harness.text import clip, counted, listed, one_line
+from assay.harness.text import clip, counted, in_units, listed, one_line
 from assay.harness.verdict import cause_of
 from assay.reports import summary
 from assay.reports.bench_report import calls_table, latency_section
@@ -155,12 +155,14 @@ def _suite_row(suite: SuiteResult) -> Row:
     if metric is None:
         return Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 160))
     said = measured_of(metric)
-    unit = next((unit for unit in ("points", "%", "nats") if said.text.endswith(unit)), "")
+    unit = next((unit for unit in ("point", "%", "nat") if said.text.rstrip("s").endswith(unit)), "")
     text = f"{said.title}: {said.text}"
     if suite.id == "accuracy" and len(suite.tallies) == 2 and metric.id == "loss-of-accuracy":
         before, after = (summary.accuracy_of(suite, role) for role in ("reference", "candidate"))
         text = f"accuracy {before} → {after}; {summary.differences(suite)} of {suite.tallies[0].total:,}"
-    allowed = "" if metric.bound is None else f"allowed {summary.number(metric.bound)} {unit}".rstrip()
+    bound = summary.number(metric.bound)
+    bound = in_units(bound, unit) if unit in ("point", "nat") else f"{bound} {unit}".rstrip()
+    allowed = "" if metric.bound is None else f"allowed {bound}"
     return Row(_LABELS.get(suite.id, suite.id), one_line(text, 120), allowed)
 
 

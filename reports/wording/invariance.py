@@ -162,7 +162,7 @@ SENTENCES: Templates = {
             "floor": _DISAGREES,
             "noise": "it differs at probe {probe} by more than rounding explains, and the base differs from itself as much",
             "texts": "{written} of {texts} greedy texts were written",
-            "probes": "{answered} of {probes} probes were answered",
+            "probes": "{answered} of {probes:counted probe} were answered",
             "scores": "nothing of probe {probe} was compared",
             "prompt": "another part of the prompt of probe {probe} was scored",
             "answer": "the answer to probe {probe} is not the one that was forced",
@@ -174,11 +174,12 @@ SENTENCES: Templates = {
         "by",
         {
             "texts": "{parted} of {texts} greedy texts part, the first, {first}, at token {token}",
-            "ends of texts": "{texts} greedy texts end otherwise, the first, {first}: {now[0]} after {now[1]} tokens in place of "
-            "{before[0]} after {before[1]} tokens",
-            "lengths": "{answers} answers have another length, the first, to probe {probe}, {now} tokens in place of {before}",
-            "ends": "{answers} answers end otherwise, the first, to probe {probe}: {now} in place of {before}",
-            "tokens": "{answers} answers part at no tie, the first, to probe {probe}, at token {token}",
+            "ends of texts": "{texts:counted greedy text} ended otherwise, the first, {first}: {now[0]} after "
+            "{now[1]:counted token} in place of {before[0]} after {before[1]:counted token}",
+            "lengths": "{answers:counted answer} had another length, the first, to probe {probe}, {now:counted token} "
+            "in place of {before}",
+            "ends": "{answers:counted answer} ended otherwise, the first, to probe {probe}: {now} in place of {before}",
+            "tokens": "{answers:counted answer} parted without a tie, the first, to probe {probe}, at token {token}",
             "drafts declared": "{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {declared:g}",
             "drafts": "drafts were lost: the same tokens took {passes} passes in place of {alone} ({arm})",
         },
