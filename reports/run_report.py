@@ -121,7 +121,10 @@ def _screen(report: Report) -> list[Row]:
     hidden += [f"{counted(len(unmet), 'check')} could not be met"] if unmet else []
     more = [Row("Not shown", ", ".join(hidden), "assay report --all")] if hidden else []
     place = [Row("Place", one_line(_place(report), 240))] if report.parting and report.parting.place else []
-    return [*_cause(report), *place, *map(_suite_row, shown), *more, *steps]
+    cause = _cause(report)
+    if place and report.findings and not report.causes:  # says where answers were lost, which is not why
+        cause = []
+    return [*cause, *place, *map(_suite_row, shown), *more, *steps]
 
 
 def _place(report: Report) -> str:

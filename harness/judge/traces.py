@@ -241,7 +241,7 @@ class PartingRow(Part):
 
     @property
     def inside(self) -> Statement:
-        """What was observed inside the model, as numbers."""
+        """The observation inside the model, as numbers."""
         without = {"features", "probe", "index", "not_observed"}
         return self.not_observed or state("inside-the-model", **self.model_dump(exclude=without))
 
