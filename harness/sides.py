@@ -93,6 +93,9 @@ class Side(Settings):
         "FP8 KV cache",
     )
     interpreter: str = Field("", description="Python that starts the engine; by default the one that runs assay")
+    packages: tuple[str, ...] = Field(
+        (), description="packages laid over the interpreter's own, as pip requirements or paths of wheels"
+    )
     flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")
     environment: dict[str, str] = Field({}, description="further environment variables of the engine's process")
 
@@ -144,6 +147,7 @@ def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
 def settings(side: Side) -> Mapping[str, str]:
     """Return the settings of a side by name, flags and environment variables one by one."""
     named = {name: getattr(side, name) for name in ("engine", "interpreter", "backend", "model")}
+    named |= {"packages": ", ".join(side.packages)} if side.packages else {}
     return named | flag_values(side.flags) | {f"environment.{name}": value for name, value in side.environment.items()}
 
 
@@ -197,6 +201,12 @@ def without_secrets(side: Side, beside: Side | None = None) -> Side:
         name: hide(name, value, f"environment.{name}" in another) for name, value in side.environment.items()
     }
     backend = hide("backend", side.backend, "backend" in another)
+    packages = tuple(hide("packages", package, "packages" in another) for package in side.packages)
     return side.model_copy(
-        update={"backend": backend, "flags": hide_flags(side.flags, another), "environment": environment}
+        update={
+            "backend": backend,
+            "packages": packages,
+            "flags": hide_flags(side.flags, another),
+            "environment": environment,
+        }
     )

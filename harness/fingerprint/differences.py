@@ -44,6 +44,7 @@ _WITHOUT_SERVER = "loaded without a server"
 # Prefixes of the differences that a setting declares, in addition to its own argument.
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages", "config"),
+    "packages": ("packages", "config"),
     "engine": ("packages", "arguments", "backends", "config"),
     "backend": ("backends.attention", "backends.linear attention", "arguments.*attention_backend", "ignored"),
     # A few different parameters do not make a different model: one was not sent, or an adapter was merged.
@@ -274,7 +275,7 @@ def _unseen(
     """Yield the settings that were meant to differ but have no effect, although it would be visible."""
     for setting, (ours, theirs) in asked.items():
         covered = [name for name in _DECLARES.get(setting, ()) if name.partition(".")[0] in compared]
-        if setting in ("engine", "interpreter", "model") or setting in _NO_TRACE or not covered:
+        if setting in ("engine", "interpreter", "packages", "model") or setting in _NO_TRACE or not covered:
             continue
         if any(_covers(name, difference.name) for difference in differ for name in covered):
             continue

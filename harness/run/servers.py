@@ -12,6 +12,7 @@ from typing import Any
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine, start_together
+from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import CONTROL, FAULTS
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import memory
@@ -59,7 +60,7 @@ def make_engine(
             role=role,
             backend=backend.name,
             model=plan.models[role],
-            interpreter=side.interpreter,
+            interpreter=python_of(side),
             device=spec.device,
             engine_args=side.flags,
             evidence=evidence,

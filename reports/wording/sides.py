@@ -57,5 +57,7 @@ def _setting(name: str, value: str) -> str:
         return one_line(PurePath(value).name or value, _LONGEST)
     if name == "interpreter":
         return f"Python at {one_line(value, _LONGEST)}"
+    if name == "packages":
+        return one_line(value, _LONGEST)
     name = name.removeprefix("environment.")
     return one_line(name if value == "true" else f"{name}={value}", _LONGEST)

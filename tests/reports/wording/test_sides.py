@@ -20,6 +20,7 @@ _VERSIONS = ("SGLang 0.5.22 on cpu", "SGLang 0.5.23 on cpu")
         ({"--page-size": ("32", "16"), "environment.X": ("", "1")}, ("pages of 16 tokens, X=1", "pages of 32 tokens")),
         ({"--unknown-flag": ("", "true")}, ("--unknown-flag", "the same triton server without it")),
         ({"model": ("/models/a", "/models/b/")}, ("b", "a")),
+        ({"packages": ("", "transformers==5.3")}, ("transformers==5.3", "the same triton server without it")),
         ({"interpreter": ("", "/env/bin/python")}, ("Python at /env/bin/python", "the same triton server without it")),
     ],
 )
