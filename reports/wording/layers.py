@@ -79,7 +79,7 @@ _WORST = {
     ),
     "recorded-call": (
         "worst error, recorded calls",
-        "Relative L1 against fp64 on the same inputs, by cell and head, over {calls} as recorded",
+        "Relative L1 against fp64 on the same inputs, by cell and head, over {calls}",
     ),
     "of-matrix": ("worst error, op-level calls", "Relative L1 against fp64, over {calls} of {shapes}"),
 }
@@ -90,7 +90,7 @@ def _worst(metric: Metric, finite: bool, **over: Any) -> Measured:
     title, explain = _WORST[metric.part]
     text = "not measured" if metric.value is None else f"{times(metric.value)} its bound"
     if "calls" in over:
-        over["calls"] = counted(over["calls"], "call")
+        over["calls"] = counted(over["calls"], "recorded call" if metric.part == "recorded-call" else "call")
     return Measured(title, text if finite else NOT_FINITE, explain.format(**over))
 
 
