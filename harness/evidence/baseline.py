@@ -77,6 +77,7 @@ class Baseline(Record):
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
         server: what the server reported about itself.
         fingerprint: what the server really served, or None if it did not report it.
+        seed: seed of the requests at the required lengths, which a run with this reference sends again.
         files: SHA-256 of each further file, by name.
     """
 
@@ -92,6 +93,7 @@ class Baseline(Record):
     calls: tuple[CallCount, ...] = ()
     server: ServerManifest
     fingerprint: Fingerprint | None = None
+    seed: str = ""
     files: dict[str, str] = Field(default_factory=dict)
 
 

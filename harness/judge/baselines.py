@@ -189,6 +189,12 @@ def status_of(folder: RunFolder) -> Status | None:
     return read_json(path, Status, REPEAT_RUN) if path.exists() else None
 
 
+def envelope_seed(folder: RunFolder) -> str:
+    """Return the seed of a run's requests at the required lengths: that of the stored reference, which answered them, or its own."""
+    stored_reference = "reference" not in measured_roles(folder)
+    return stored.read_baseline(folder.baseline("reference")).seed if stored_reference else folder.nonce
+
+
 def has_stored_logits(folder: RunFolder) -> bool:
     """Return True if the reference's logits come from a baseline."""
     place = folder.baseline("reference")
@@ -358,4 +364,5 @@ def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> 
         calls=tuple(folder.counters(role)),
         server=server.model_copy(update={"launch_command": ""}),
         fingerprint=folder.fingerprints().get(role),
+        seed=envelope_seed(folder),
     )

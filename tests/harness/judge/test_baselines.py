@@ -33,6 +33,7 @@ from assay.harness.judge.baselines import (
     _read_all,
     accept,
     attach_baselines,
+    envelope_seed,
     propose,
     status_of,
     with_stored_reference,
@@ -237,6 +238,7 @@ def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path
         assert [answer.role for answer in second.answers()] == ["reference"] * 8
         assert [server.role for server in second.progress().servers] == ["reference"]
     assert asked_roles(plan, second) == ("candidate",)
+    assert envelope_seed(second) == first.nonce != second.nonce, "it answers what the stored reference answered"
     assert status_of(second) == status
 
 
