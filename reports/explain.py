@@ -181,7 +181,7 @@ _FINDINGS = (
     ),
     _Advice(
         "feature-changes-output",
-        "features that must change nothing change the output",
+        "features that should not affect outputs change the output",
         "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and have "
         "other log-probabilities than without, by more than rounding explains. The finding names the smallest set of features with "
         "which that happens, the first position at which it shows, and where it was observed the layer and the head at which the "
