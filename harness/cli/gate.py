@@ -21,7 +21,7 @@ _gate_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(_gate_app, name="gate")
 
 _BASELINES = typer.Option(
-    "--baselines", help="Folder of accepted baselines; by default the one in assay.toml, or baselines."
+    "--baselines", help="Folder of the accepted baselines; by default the one in assay.toml, or baselines."
 )
 
 

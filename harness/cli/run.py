@@ -187,7 +187,7 @@ def backends(
         raise typer.Exit(_honours(names, model))
     if names or model:
         raise UsageError(
-            "Backends and --model have an effect only with --honours.",
+            "Backends and --model have no effect without --honours.",
             "both with --honours",
             "add --honours, or leave them out",
         )
