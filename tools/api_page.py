@@ -23,8 +23,8 @@ HEAD = """# The public API
 
 Generated from the docstrings by `python tools/api_page.py`; a test fails if it is out of date. `help(assay.check)` has the details.
 
-These names are imported from `assay`, typed (`py.typed`), and loaded when they are first used. Everything else is imported from its
-module, and may change with any version.
+These names are imported from `assay`, typed (`py.typed`), and loaded on first use. Everything else is imported from its module, and
+may change with any version.
 """
 
 
@@ -81,7 +81,7 @@ def _signature(name: str, found: Any) -> str:
         parameters = inspect.signature(found).parameters.values()
         given = [f"{one.name}{'' if one.default is one.empty else f' = {one.default!r}'}" for one in parameters]
         return textwrap.fill(f"class {name}({', '.join(given)})", 110, subsequent_indent="    ")
-    # From the source, where a default is an expression, not the value that it has in this process.
+    # From the source, which has a default as an expression instead of its value in this process.
     (function,) = ast.parse(inspect.getsource(found)).body
     assert isinstance(function, ast.FunctionDef)
     returned = f" -> {ast.unparse(function.returns)}" if function.returns else ""
