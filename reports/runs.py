@@ -45,7 +45,7 @@ def _row(run: RunLine) -> tuple[Words, ...]:
 
 
 def _treatment(run: RunLine) -> str:
-    """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
+    """Describe the comparison: "sage_attn against torch_native, tiny on cpu"."""
     words = differing({name: pair for name, pair in run.treatment.items() if name != "backend"})
     against = f" against {run.reference}" if run.reference else ""
     where = f"{run.model or NOTHING} on {run.device}" if run.device else run.model or NOTHING
@@ -53,7 +53,7 @@ def _treatment(run: RunLine) -> str:
 
 
 def _worst_text(worst: OwnError) -> str:
-    """The worst own error as a multiple of its bound: "140 ×", "2,400,000 ×"; "not finite"; a dash where none was observed."""
+    """Format the worst own error as a multiple of its bound: "140 ×", "2,400,000 ×", "not finite", or a dash if unobserved."""
     if not isinstance(worst, float):
         return worst or NOTHING
     return times(worst)

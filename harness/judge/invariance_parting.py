@@ -1,4 +1,4 @@
-"""Where a set of features parts from its base inside the model: layer, boundary and head, of passes that were asked again."""
+"""Where a set of features diverges from its base inside the model: layer, boundary and head, from passes that were asked again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parting_of(
     limits: Mapping[Measure, Bound],
     least: float,
 ) -> PartingRow:
-    """Tell where an arm that differs parts from its base inside the model, or why that was not observed."""
+    """Find where a differing arm diverges from its base inside the model, or why that was not observed."""
     features = tuple(sorted(judged.arm))
     if judged.first is None:
         return PartingRow(features=features, **_unobserved("texts"))
@@ -44,7 +44,7 @@ def _observed(
     folder: InvarianceFolder, records: Sequence[ArmRecord], features: Sequence[str], place: TracedPlace, base: ArmRecord,
     limits: Mapping[Measure, Bound], least: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare the traces of a place; return what a row says of it."""
+    """Compare the traces of a place; return the fields of its row."""
     known = [
         record
         for of, why in ((base.features, "trace"), (base.features, "trace again"), (features, "trace"))
@@ -75,7 +75,7 @@ def _record_of(records: Sequence[ArmRecord], features: Sequence[str], place: Tra
 
 
 def _differs_again(base: ArmRecord, record: ArmRecord, place: TracedPlace, limits: Mapping[Measure, Bound]) -> bool:
-    """Return True if the pass that was traced differs from the base at the place, as the arm did."""
+    """Return True if the traced pass differs from the base at the place, as the arm did."""
     return any(
         (at.probe, at.index) == (place.probe, place.index) and at.kl > limits[measure].mean
         for measure in MEASURES
@@ -89,5 +89,5 @@ def place_of(row: PartingRow) -> str:
         return ""
     words = {"input": "before attention", "cache": "KV cache", "attention": "attention"}
     if row.place not in words:
-        return f"behind the attention of layer {row.layer}"
+        return f"after the attention of layer {row.layer}"
     return f"layer {row.layer}, {words[row.place]}, {'KV head' if row.names[0] in 'kv' else 'head'} {row.head}"

@@ -95,7 +95,7 @@ def test_a_pass_of_kernels_whose_names_are_not_known_says_that_their_execution_w
 
     executed = Requirement("kernel-executed")
     unknown = [executed.of(phase).check("not checked", state("kernels-not-named")) for phase in ("extend", "decode")]
-    end = "; it is not shown that its own kernels ran in {}, as their names are not known."
+    end = "; it is not shown that its own kernels ran in {}, because their names are not known."
     assert said(*unknown).endswith(end.format("extend and decode"))
     assert said(unknown[0], executed.of("decode").check("ok", state("fine"))).endswith(end.format("extend"))
     assert "not shown" not in said(executed.of("extend").check("ok", state("fine")))
