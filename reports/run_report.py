@@ -233,7 +233,7 @@ def _failure(report: Report) -> list[Block]:
 
 def _steps(report: Report) -> Section:
     steps = [Code(command, text) for text, command in summary.next_steps(report)]
-    title = "Next steps" if report.failure else "What to do"
+    title = "To continue" if report.failure else "What to do"
     return Section(title, [Section("", steps, style="steps")] if steps else [], "next")
 
 

@@ -174,11 +174,11 @@ SENTENCES: Templates = {
         "by",
         {
             "texts": "{parted} of {texts} greedy texts diverge, the first, {first}, at token {token}",
-            "ends of texts": "{texts} greedy texts end differently, the first, {first}: {now[0]} after {now[1]} tokens instead of "
-            "{before[0]} after {before[1]} tokens",
-            "lengths": "{answers} answers have another length, the first, to probe {probe}, {now} tokens instead of {before}",
-            "ends": "{answers} answers end differently, the first, to probe {probe}: {now} instead of {before}",
-            "tokens": "{answers} answers diverge without a tie, the first, to probe {probe}, at token {token}",
+            "ends of texts": "another end of {texts:counted greedy text}, the first, {first}: {now[0]} after {now[1]} tokens "
+            "instead of {before[0]} after {before[1]} tokens",
+            "lengths": "another length of {answers:counted answer}, the first to probe {probe}: {now} tokens instead of {before}",
+            "ends": "another end of {answers:counted answer}, the first to probe {probe}: {now} instead of {before}",
+            "tokens": "another token, without a tie, in {answers:counted answer}, the first to probe {probe}, at token {token}",
             "drafts declared": "{accepted:.2f} tokens were accepted per pass, but a draft by the model itself gives {declared:g}",
             "drafts": "drafts were lost: the same tokens took {passes} passes instead of {alone} ({arm})",
         },

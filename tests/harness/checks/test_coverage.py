@@ -53,7 +53,7 @@ def test_coverage_is_values_their_reach_and_the_gaps() -> None:
     said = message(KernelResult(kernel="k", calls=9, coverage=found))
     assert "head_dim 64, 80, 96, 128" in said
     new, behind = (met([(n, n) for n in some], BORDER_TOKENS) for some in (reach.new, reach.behind))
-    assert f"extend at {new} new tokens, {behind} behind a cached prefix, " in said
+    assert f"extend at {new} new tokens, {behind} after a cached prefix, " in said
     assert " and 4,097 keys of a sequence" in said, "which stands by itself"
     assert f", and with {', '.join(map(str, reach.sequences[:-1]))} and 40 sequences" in said
 

@@ -455,7 +455,7 @@ def test_files_that_are_not_read_are_no_pass_where_they_differ(tmp_path: Path) -
     result = diff_tensors(tmp_path / "a", tmp_path / "b", RULE)
     assert (result.verdict, list(map(say, tensors(result).not_compared))) == (
         "inconclusive",
-        ["not read, and not the same: pass_1.npy.gz", "not read, and in B alone: pass_2.pkl"],
+        ["not read, and not the same: pass_1.npy.gz", "not read, and only in B: pass_2.pkl"],
     )
 
 

@@ -95,7 +95,7 @@ def test_a_statement_is_said_before_and_after_it_was_written(statement: Statemen
             "all-paired",
             state("documents-paired", pairs=23, gaps=[(1, "only-in-a", "mmlu", ["7-T"]), (2, "repeated", "gpqa", ["1", "2"])]),
             "it is not shown that every document is in both",
-            "3 documents were not paired: 1 in A alone (mmlu: 7-T); 2 more often in one than in the other (gpqa: 1, 2)",
+            "3 documents were not paired: 1 only in A (mmlu: 7-T); 2 more often in one than in the other (gpqa: 1, 2)",
         ),
         ("all-read", state("records-unread", unread=1), "it is not shown that every record was understood", "1 record was not"),
     ],
@@ -107,7 +107,7 @@ def test_a_check_that_is_not_met_says_what_is_wrong_and_what_to_do(id_: str, out
 
 GAP = Requirement("all-paired", sides=SIDES).met(False, state("documents-paired", pairs=9, gaps=[(1, "only-in-a", "t", ["7"])]))
 UNPAIRED = (
-    "it is not shown that every document is in both: 1 document was not paired: 1 in A alone (t: 7). "
+    "it is not shown that every document is in both: 1 document was not paired: 1 only in A (t: 7). "
     "To resolve: run both to the end."
 )
 OWN = Requirement("own-verdict", sides=SIDES).met(False, state("own-verdict", verdict="error", of=["kernel-ran", "greedy"]))
