@@ -55,7 +55,10 @@ _SIDE_KEYS = {
     "flags": "{}_arg",
     "environment": "{}_env",
     "interpreter": "{}_python",
+    "packages": "{}_with",
 }
+# The keys of the tables of both sides: the fields, of which one has the name of its flag.
+_TABLE_KEYS = {"with" if part == "packages" else part: name for part, name in _SIDE_KEYS.items()}
 _OF_SIDE: dict[Role, dict[str, str]] = {
     role: {name.format(role): part for part, name in _SIDE_KEYS.items() if part != "backend"} for role in ROLES
 }
@@ -90,9 +93,9 @@ class RunSpec(Settings):
 
             RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512)
 
-        `model` and `engine_arg` apply to both sides; `candidate_model`, `candidate_arg`, `candidate_env`, `candidate_python`, and
-        the same for the reference, apply to one side. Missing settings get the default of their device. A candidate with its own
-        settings has the reference's backend, unless another one is named::
+        `model` and `engine_arg` apply to both sides; `candidate_model`, `candidate_arg`, `candidate_env`, `candidate_python`,
+        `candidate_with`, and the same for the reference, apply to one side. Missing settings get the default of their device. A
+        candidate with its own settings has the reference's backend, unless another one is named::
 
             RunSpec.of(reference="triton", candidate_arg=("--kv-cache-dtype=fp8_e4m3",))
 
@@ -210,6 +213,7 @@ FIELDS: dict[str, FieldInfo] = {
             ("arg", "flags", "extra engine flag", ", for example --kv-cache-dtype=fp8_e4m3; may be repeated"),
             ("env", "environment", "environment variable", ", as NAME=VALUE; may be repeated"),
             ("python", "interpreter", "Python that starts the engine", ", as of another environment"),
+            ("with", "packages", "package that the engine", " gets, for example transformers==5.3; may be repeated"),
         )
     },
     **Workload.model_fields,
@@ -226,7 +230,7 @@ FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
 # Flags that only a run with the accepted baselines has.
 _GATE_FLAGS = ("baselines", "fingerprint", "reference_from")
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
-REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env")))
+REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env", "with")))
 """Flags that may be given several times."""
 SERVER_FLAGS = ("device", *ROLES, "model", "engine_arg")
 """Flags of every command that starts servers."""
@@ -297,7 +301,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", "the path of an assay.toml", "name the file in it with --config")
     document = read_toml(path)
-    of_sides: dict[str, set[str]] = {role: set(_SIDE_KEYS) for role in ROLES}
+    of_sides: dict[str, set[str]] = {role: set(_TABLE_KEYS) for role in ROLES}
     sections = {"run": set(FIELDS) - set(POLICY), "policy": set(POLICY), **of_sides}
     _refuse_unknown(document, set(sections), f"{path}, section")
     merged: dict[str, Any] = {}
@@ -317,7 +321,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
                     "move it there: [run] sets what is run, [policy] the bounds that apply, [reference] and [candidate] the sides",
                 )
         _refuse_unknown(table, keys, f"{path}, [{section}], key")
-        named = {_SIDE_KEYS[key].format(section): value for key, value in table.items()} if section in ROLES else table
+        named = {_TABLE_KEYS[key].format(section): value for key, value in table.items()} if section in ROLES else table
         if twice := sorted(merged.keys() & named.keys()):
             raise UsageError(
                 f"{path} sets {twice[0]} in [run] and in [{section}].", "one of them", "remove it from one of both"

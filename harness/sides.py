@@ -27,11 +27,13 @@ class EngineProfile:
         title: its name.
         references: by device, the attention backend that is the reference by default.
         kernels: regular expressions of the kernels that compute attention, by attention backend, if they are known.
+        settings: by flag, a template of its value that describes the setting to a person.
     """
 
     title: str
     references: Mapping[Device, str]
     kernels: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, str]
 
 
 def profile_of(engine: Engine) -> EngineProfile:
@@ -91,6 +93,9 @@ class Side(Settings):
         "FP8 KV cache",
     )
     interpreter: str = Field("", description="Python that starts the engine; by default the one that runs assay")
+    packages: tuple[str, ...] = Field(
+        (), description="packages laid over the interpreter's own, as pip requirements or paths of wheels"
+    )
     flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")
     environment: dict[str, str] = Field({}, description="further environment variables of the engine's process")
 
@@ -126,13 +131,6 @@ def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
     }
 
 
-def differing(differences: Mapping[str, tuple[str, str]]) -> str:
-    """Describe a candidate's differences: its backend, or else its settings, such as "--page-size=16"; empty if it has none."""
-    if "backend" in differences:
-        return differences["backend"][1]
-    return " ".join(f"{name}={value}" for name, (_, value) in differences.items())
-
-
 def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
     """Return the value of each flag, by its name with dashes; a flag without a value is "true"."""
     values: dict[str, str] = {}
@@ -149,6 +147,7 @@ def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
 def settings(side: Side) -> Mapping[str, str]:
     """Return the settings of a side by name, flags and environment variables one by one."""
     named = {name: getattr(side, name) for name in ("engine", "interpreter", "backend", "model")}
+    named |= {"packages": ", ".join(side.packages)} if side.packages else {}
     return named | flag_values(side.flags) | {f"environment.{name}": value for name, value in side.environment.items()}
 
 
@@ -202,6 +201,12 @@ def without_secrets(side: Side, beside: Side | None = None) -> Side:
         name: hide(name, value, f"environment.{name}" in another) for name, value in side.environment.items()
     }
     backend = hide("backend", side.backend, "backend" in another)
+    packages = tuple(hide("packages", package, "packages" in another) for package in side.packages)
     return side.model_copy(
-        update={"backend": backend, "flags": hide_flags(side.flags, another), "environment": environment}
+        update={
+            "backend": backend,
+            "packages": packages,
+            "flags": hide_flags(side.flags, another),
+            "environment": environment,
+        }
     )

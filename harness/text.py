@@ -102,7 +102,12 @@ def met(spans: Sequence[tuple[int, int]], near: int) -> str:
 
 def counted(count: int, what: str) -> str:
     """Format a number of things: "1 line", "1,200 lines"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return in_units(f"{count:,}", what)
+
+
+def in_units(shown: str, unit: str) -> str:
+    """Put a unit behind a number that is already text: "1 point", "1.9 points", "-1 point"."""
+    return f"{shown} {unit}{'' if shown.lstrip('+-') == '1' else 's'}"
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -129,6 +134,11 @@ def times(ratio: float) -> str:
 def three_digits(number: float) -> str:
     """Format a number of points or percent, to a tenth and to at most three digits: "0", "1.9", "85.5", "100"."""
     return f"{float(f'{round(number, 1):.3g}') + 0.0:,g}"  # adding 0 turns -0.0 into 0.0
+
+
+def points(number: float) -> str:
+    """Format a number of points, as `three_digits` does: "1 point", "85.5 points"."""
+    return in_units(three_digits(number), "point")
 
 
 def how_ended(status: int) -> str:

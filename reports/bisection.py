@@ -35,13 +35,14 @@ def layers_document(result: LayerBisection) -> Document:
         for number, probe in enumerate(result.probes, 1)
     ]
     sets = len({probe.candidate for probe in result.probes})
-    title = f"Layer bisection by {result.by}: {len(rows)} probes of {sets} sets over {len(result.layers)} layers"
+    over = f"{counted(sets, 'set')} over {counted(len(result.layers), 'layer')}"
+    title = f"Layer bisection by {result.by}: {counted(len(rows), 'probe')} of {over}"
     repeats = "until one outcome leads by two, at most five times" if result.floor or result.candidate_floor else "once"
     twice = (
-        f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}: "
+        f"When asked twice, the reference changed {counted(result.floor, 'text')} and the candidate {result.candidate_floor}: "
         f"each set is probed {repeats}."
     )
-    known = f"the reference is right on {result.known} of {result.prompts} questions"
+    known = f"the reference is right on {result.known} of {counted(result.prompts, 'question')}"
     known += ", too few to detect a loss of answers" if result.by == "text" else ""
     return Document(
         command="bisect layers",
@@ -145,7 +146,7 @@ def _headline(state: BisectState, result: BisectResult) -> str:
     """The result in one sentence."""
     many = len(state.history)
     if result.outcome == "found":
-        return f"{result.suspects[0][:12]} is the culprit among {many} commits."
+        return f"{result.suspects[0][:12]} is the culprit among {counted(many, 'commit')}."
     return (
         f"The culprit is one of {len(result.suspects)} commits among {many}: the commits between them cannot be classified, "
         "so they are indistinguishable."

@@ -75,7 +75,7 @@ def _covered(coverage: Coverage) -> str:
         parts.append(f"{phase} at {new}{_met(reach.keys)} keys of a sequence, and with {sequences} sequences")
     parts += [f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []
     # Conditions are tested in some combinations only, so the line must not read as a product.
-    return f"{'; '.join(parts)}; each by itself. {coverage.runs:,} runs on {coverage.device}"
+    return f"{'; '.join(parts)}; each by itself. {counted(coverage.runs, 'run')} on {coverage.device}"
 
 
 def _together(coverage: Coverage) -> list[str]:
@@ -166,7 +166,7 @@ def _cause(results: Sequence[KernelResult]) -> str:
         id_ = explained.most_common(1)[0][0]
         titles = {finding.id: finding.title for result in mine for finding in result.findings}
         failing, calls = sum(len(result.failing) for result in mine), sum(result.calls for result in mine)
-        extent = f"; {failing} of {calls} calls" if failing else ""
+        extent = f"; {failing} of {counted(calls, 'call')}" if failing else ""
         if id_ not in titles:
             from assay.harness.attention.bugs.family import BY_ID  # imports torch, which few users of a result need
 
@@ -174,7 +174,7 @@ def _cause(results: Sequence[KernelResult]) -> str:
         named.append((kernel, f"{titles[id_]}{extent}"))
     if len(named) < 2:
         return "".join(words for _, words in named)
-    more = f"; and {len(named) - _MAX_CAUSES} more kernels" if len(named) > _MAX_CAUSES else ""
+    more = f"; and {counted(len(named) - _MAX_CAUSES, 'more kernel')}" if len(named) > _MAX_CAUSES else ""
     return "; ".join(f"{kernel}: {words}" for kernel, words in named[:_MAX_CAUSES]) + more
 
 
@@ -215,7 +215,7 @@ def check_document(result: KernelResult, verbose: bool = False) -> Document:
         screen=_screen(result),
         crumbs=[
             Cell(one_line(result.kernel, 80), code=True),
-            f"{result.computed:,} calls computed, {len(result.refused):,} refused",
+            f"{counted(result.computed, 'call')} computed, {len(result.refused):,} refused",
             f"{result.seconds:.1f} s",
         ],
         body=_body(result, result.traceback if verbose else ""),
@@ -284,11 +284,13 @@ def _next(result: KernelResult) -> list[Row]:
 def _covered_briefly(result: KernelResult) -> str:
     """Say in one line what a pass covers; `_covered` has the details."""
     if result.recorded:
-        return f"{result.calls} of {result.recorded} recorded calls, {result.with_prefix} with a cached prefix"
+        return (
+            f"{result.calls} of {counted(result.recorded, 'recorded call')}, {result.with_prefix} with a cached prefix"
+        )
     values = result.coverage.values
     parts = [", ".join(values.get("dtype", ())), f"head_dim {', '.join(values.get('head_dim', ()))}"]
     parts += [f"{phase} to {max(reach.keys):,} keys" for phase, reach in result.coverage.reach.items() if reach.keys]
-    return "; ".join([*parts, f"{result.coverage.runs:,} runs on {result.coverage.device}"])
+    return "; ".join([*parts, f"{counted(result.coverage.runs, 'run')} on {result.coverage.device}"])
 
 
 def _named(gap: Gap) -> str:
@@ -302,7 +304,7 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
         body.append(Section("Where it is wrong", where, "where"))
     covered = [f"Covered: {words}; {result.seconds:.1f} s."] if (words := _covered(result.coverage)) else []
     if result.recorded:
-        of = f"{result.calls} of {result.recorded} recorded calls, {result.with_prefix} with a cached prefix"
+        of = f"{result.calls} of {counted(result.recorded, 'recorded call')}, {result.with_prefix} with a cached prefix"
         covered.append(f"Replayed: {of}; {result.seconds:.1f} s.")
         covered += [f"The pack's {phase} calls: {text or 'none'}." for phase, text in result.envelope.items()]
         covered += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in result.not_tested]
@@ -341,7 +343,7 @@ def _where(result: KernelResult) -> list[Block]:
         made = [
             Line(f"{said[0].upper()}{said[1:]}{rivals}.{part}"),
             Line(
-                f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
+                f"On calls drawn to refute it: {drawn}. Nothing in {counted(tried.calls, 'call')} contradicts it.{listed_}",
                 "quiet",
             ),
         ]
@@ -401,7 +403,7 @@ def pack_document(manifest: PackManifest, pack: Path) -> Document:
         command="record",
         title=str(pack),
         verdict=None,
-        headline=f"Recorded {len(manifest.calls)} of {manifest.seen:,} calls{too_large}: {pack}",
+        headline=f"Recorded {len(manifest.calls)} of {counted(manifest.seen, 'call')}{too_large}: {pack}",
         body=[
             Table(("phase", "cached prefix", "calls", "layers", "MiB"), rows, numbers=(2, 3, 4)),
             Line(f"Replay: {replay_command(pack)}"),

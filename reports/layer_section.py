@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from assay.harness.evidence.pack import replay_command
 from assay.harness.judge.report import DepthRow, LayersResult, OwnError, TruthRow, excess, out_of_bounds
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 from assay.reports.document import Block, Cell, Code, Drawing, Items, Line, Section, Table, Words
 from assay.reports.summary import error_percent, layer_diff_lines, worst_cells
 from assay.reports.wording.say import say
@@ -70,7 +70,7 @@ def _about(layers: LayersResult, judged: bool) -> str:
     bound = "A bound is the error that rounding explains at the worst cell." if judged else "No bound applies."
     return (
         f"Error: {layers.candidate} computes each attention call of {layers.reference} from the same q, k and v. {against} "
-        f"{layers.layers} layers, {layers.heads} heads, {layers.passes:,} forward passes. {bound}"
+        f"{counted(layers.layers, 'layer')}, {counted(layers.heads, 'head')}, {layers.passes:,} forward passes. {bound}"
     )
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from assay.harness.judge.report import PassKernels, Report, SuiteResult
 from assay.harness.progress import duration
-from assay.harness.sides import differing
-from assay.harness.text import clip, counted, listed, one_line
+from assay.harness.text import clip, counted, in_units, listed, one_line
 from assay.harness.verdict import cause_of
 from assay.reports import summary
 from assay.reports.bench_report import calls_table, latency_section
@@ -40,7 +39,7 @@ from assay.reports.wording.envelope import envelope_lines
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, said_finding, say
 from assay.reports.wording.servers import counted_calls, traced_kernels
-from assay.reports.wording.verdict import headline
+from assay.reports.wording.verdict import headline, sides_of
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside the page, and their length
 _MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
@@ -54,12 +53,11 @@ _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "
 
 def run_document(report: Report, page: str | Path = "") -> Document:
     """Build the document of a report, for every medium, with the path of its page, if it has one."""
-    code = one_line(report.candidate.backend, 60), one_line(report.reference.backend, 60)
-    compared = (Cell(report.candidate.backend, code=True), " against ", Cell(report.reference.backend, code=True))
+    compared = " against ".join(sides_of(report))
     body = _body(report)
     return Document(
         command="run",
-        title=f"{code[0]} against {code[1]}",
+        title=compared,
         verdict=report.verdict,
         headline=headline(report),
         first=_first(report),
@@ -68,7 +66,7 @@ def run_document(report: Report, page: str | Path = "") -> Document:
         meaning=summary.MEANINGS[report.verdict],
         created=report.created,
         crumbs=[
-            compared,
+            one_line(compared, 200),
             report.candidate.engine,
             f"{report.environment.device}, model {report.environment.model}",
             f"run {report.run_id}, {report.seconds:.0f} s",
@@ -87,10 +85,9 @@ def _first(report: Report) -> str:
     """Return the first line of a terminal: the comparison and the model, or an empty string for a failure (see the headline)."""
     if report.failure:
         return ""
-    candidate = differing(report.treatment) or report.candidate.backend
     model = report.environment.model.rstrip("/")
     parts = [
-        f"{candidate} against {report.reference.backend}",
+        " against ".join(sides_of(report)),
         *([f"without {listed(report.left_out)}"] if report.left_out else []),
         report.candidate.engine,
         model.rpartition("/")[2],
@@ -144,12 +141,14 @@ def _suite_row(suite: SuiteResult) -> Row:
     if metric is None:
         return Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 160))
     said = measured_of(metric)
-    unit = next((unit for unit in ("points", "%", "nats") if said.text.endswith(unit)), "")
+    unit = next((unit for unit in ("point", "%", "nat") if said.text.rstrip("s").endswith(unit)), "")
     text = f"{said.title}: {said.text}"
     if suite.id == "accuracy" and len(suite.tallies) == 2 and metric.id == "loss-of-accuracy":
         before, after = (summary.accuracy_of(suite, role) for role in ("reference", "candidate"))
         text = f"accuracy {before} → {after}; {summary.differences(suite)} of {suite.tallies[0].total:,}"
-    allowed = "" if metric.bound is None else f"allowed {summary.number(metric.bound)} {unit}".rstrip()
+    bound = summary.number(metric.bound)
+    bound = in_units(bound, unit) if unit in ("point", "nat") else f"{bound} {unit}".rstrip()
+    allowed = "" if metric.bound is None else f"allowed {bound}"
     return Row(_LABELS.get(suite.id, suite.id), one_line(text, 120), allowed)
 
 
@@ -184,9 +183,8 @@ def _failed_screen(report: Report) -> list[Row]:
     shown = [line.strip() for line in report.failure.details.splitlines() if line.strip()]
     how = [] if not shown or shown[0].startswith("Its log") else [Row("Ended", one_line(shown[0], 160))]
     log = shown[len(how) :][-_MOST_MISSING:]
-    compared = f"{report.candidate.backend} against {report.reference.backend}"
     return [
-        Row("Run", f"{compared} on the {report.environment.model} model"),
+        Row("Run", f"{' against '.join(sides_of(report))} on the {report.environment.model} model"),
         *how,
         *(Row("Log" * (not n), one_line(line, 160)) for n, line in enumerate(log)),
         Row("Next", one_line(report.failure.do, 700)),

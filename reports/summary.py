@@ -17,7 +17,7 @@ from assay.harness.judge.report import (
     SuiteResult,
     excess,
 )
-from assay.harness.text import one_line, percent, some, times
+from assay.harness.text import counted, one_line, percent, some, times
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 from assay.reports.wording import verdict
 from assay.reports.wording.latency import TIMES, ratio_text
@@ -167,7 +167,7 @@ def _truth_line(layers: LayersResult) -> str:
     gain = max(layers.against_truth, key=lambda row: excess(row.gain, row.gain_bound))
     cells = sum(row.cells for row in layers.against_truth)
     return (
-        f"Against the truth, in {cells:,} cells: worst error in layer {worst.layer}, {worst.phase}: "
+        f"Against the truth, in {counted(cells, 'cell')}: worst error in layer {worst.layer}, {worst.phase}: "
         f"{error_percent(worst.own)}, {_multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
         f"{gain.phase}: {error_percent(gain.gain)}, {_multiple(gain.gain, gain.gain_bound)}."
     )
@@ -217,7 +217,7 @@ def _sources(layers: LayersResult) -> str:
     judged = sum(row.bound is not None for row in layers.depth)
     if not judged:
         return "No bound applies to any layer."
-    return f"None of {judged} layers is out of bounds."
+    return f"None of {counted(judged, 'layer')} is out of bounds."
 
 
 def unmet(report: Report) -> list[Check]:

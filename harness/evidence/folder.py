@@ -138,6 +138,18 @@ class EvidenceFolder(_BoundFolder[_ManifestKind]):
         """Return a role's server log."""
         return self.path / f"{role}.log"
 
+    def read(self, file: RunFile[Kind], role: Role | None = None) -> Kind | None:
+        """Read a file of the run, or of a role's server, if there is one. Raises EvidenceError if it is damaged."""
+        place = self.server_folder(role) if role else self.path
+        record = file.read(place)
+        if record is not None:  # only then must the folder have a manifest with a nonce
+            check_run(place / file.name, record.run, self.nonce)
+        return record
+
+    def write(self, file: RunFile[Kind], record: Kind, role: Role | None = None) -> None:
+        """Replace a file of the run, or of a role's server; it gets the run's nonce. Raises EvidenceError if it cannot."""
+        file.write(self.server_folder(role) if role else self.path, record, self.nonce)
+
     def fingerprints(self) -> dict[Role, Fingerprint]:
         """Read what the servers really served, of each role whose server told. Raises EvidenceError if one is damaged."""
         read = {role: FINGERPRINT.read(self.server_folder(role), self.nonce) for role in ROLES}
@@ -192,18 +204,6 @@ class RunFolder(EvidenceFolder[Manifest]):
         jsonl.drop_cut_line(path / "records.jsonl")
         folder.update(folder.progress().model_copy(update={"failure": None, "sealed": {}}))
         return folder
-
-    def read(self, file: RunFile[Kind], role: Role | None = None) -> Kind | None:
-        """Read a file of the run, or of a role's server, if there is one. Raises EvidenceError if it is damaged."""
-        place = self.server_folder(role) if role else self.path
-        record = file.read(place)
-        if record is not None:  # only then must the folder have a manifest with a nonce
-            check_run(place / file.name, record.run, self.nonce)
-        return record
-
-    def write(self, file: RunFile[Kind], record: Kind, role: Role | None = None) -> None:
-        """Replace a file of the run, or of a role's server; it gets the run's nonce. Raises EvidenceError if it cannot."""
-        file.write(self.server_folder(role) if role else self.path, record, self.nonce)
 
     def progress(self) -> Progress:
         """Read the state of the run; an empty one if none was written yet."""

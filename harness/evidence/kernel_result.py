@@ -13,7 +13,7 @@ from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile, RunRecord
 from assay.harness.schema import RULE, Part, page_in_notebook
-from assay.harness.text import percent, times
+from assay.harness.text import counted, percent, times
 from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict
 
 if TYPE_CHECKING:
@@ -277,19 +277,21 @@ class KernelResult(Part, RunRecord):
             does: what it does wrong; empty to leave it out.
         """
         if self.recorded:
-            verdict = f"{self.kernel} {does}" if does else f"{self.kernel}, {len(self.findings)} findings"
-            verdict += f"; {self.calls} of {self.recorded} recorded calls"
+            verdict = f"{self.kernel} {does}" if does else f"{self.kernel}, {counted(len(self.findings), 'finding')}"
+            verdict += f"; {self.calls} of {counted(self.recorded, 'recorded call')}"
         elif self.exit_code == ExitCode.NO_VERDICT:
             verdict = f"No verdict on {self.kernel}: requirements of a pass were not tested"
         elif self.exit_code == ExitCode.PASS:
-            verdict = f"{self.kernel} is correct on all {self.calls} calls"
+            verdict = f"{self.kernel} is correct on all {counted(self.calls, 'call')}"
             verdict += f" of a quick check: {self.quick} only" if self.quick else ""
         elif self.failing:
-            of = f"the first {self.calls} of {self.calls + self.left_out}" if self.left_out else f"{self.calls}"
-            wrong = f"wrong on {len(self.failing)} of {of} calls"
+            of = f"the first {self.calls} of " * bool(self.left_out) + counted(self.calls + self.left_out, "call")
+            wrong = f"wrong on {len(self.failing)} of {of}"
             verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
         else:
-            verdict = f"{self.kernel} is within its bounds on all {self.calls} calls, but has serious findings"
+            verdict = (
+                f"{self.kernel} is within its bounds on all {counted(self.calls, 'call')}, but has serious findings"
+            )
         return verdict
 
     @property

@@ -15,7 +15,7 @@ from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
 from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
 from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.fingerprint import Fingerprint
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import QUESTION_PLAN, RESOLVED, Manifest, QuestionPlan, ServerManifest
@@ -137,9 +137,9 @@ class RunEvidence:
         traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
         seeded = {role: folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
         compared = [suite for suite in _ANSWERED if suite in spec.workload.suites]
-        differ = argument_differences(servers, spec.treatment)
-        resolved = {role: record.arguments for role in ROLES if (record := folder.read(RESOLVED, role)) is not None}
-        derived = derived_arguments(differ, resolved)
+        undeclared, derived = sorted_differences(
+            bench_folder(folder) if only_timed else folder, servers, spec.treatment
+        )
         return cls(
             folder=folder,
             manifest=manifest,
@@ -156,7 +156,7 @@ class RunEvidence:
             servers=servers,
             fingerprints=bench_folder(folder).fingerprints() if only_timed else fingerprints_of(folder),
             counts=counts,
-            argument_differences={name: values for name, values in differ.items() if name not in derived},
+            argument_differences=undeclared,
             derived_arguments=derived,
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
@@ -196,6 +196,16 @@ def argument_differences(
         return {}
     reference, candidate = (servers[role].arguments for role in ROLES)
     return differences(reference, candidate, treatment)
+
+
+def sorted_differences(
+    folder: EvidenceFolder[Any], servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
+) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
+    """Sort the arguments that differ beyond the treatment into those that nobody asked for and those that follow from it."""
+    differ = argument_differences(servers, treatment)
+    resolved = {role: record.arguments for role in ROLES if (record := folder.read(RESOLVED, role)) is not None}
+    derived = derived_arguments(differ, resolved)
+    return {name: values for name, values in differ.items() if name not in derived}, derived
 
 
 def derived_arguments(

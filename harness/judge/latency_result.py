@@ -76,6 +76,9 @@ class LatencyResult(Judgement):
     created: str = Field(description="ISO 8601, UTC")
     reference: str
     candidate: str
+    treatment: dict[str, tuple[str, str]] = Field(
+        {}, description="settings that differ, as asked: (reference, candidate)"
+    )
     device: str
     hardware: str
     packages: dict[str, str]

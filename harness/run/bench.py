@@ -27,6 +27,7 @@ from assay.harness.run.servers import (
     make_engine,
     manifest_of,
     record_fingerprint,
+    resolve_sides,
     running,
 )
 from assay.harness.sides import ROLES, Role
@@ -170,6 +171,9 @@ def _measure_servers(
         servers=tuple(manifest_of(engine) for engine in engines.values()),
     )
     folder.write_manifest(manifest)
+    if not plan.run.has_url:
+        servers = {server.role: server for server in manifest.servers}
+        resolve_sides(plan.run.spec, folder, servers, engines.__getitem__)
     for role, engine in engines.items():
         record_fingerprint(engine, plan.run.spec.sides[role], folder.server_folder(role), folder.nonce)
     # A candidate that gives longer answers is visible only where the answer length is not forced.

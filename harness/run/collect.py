@@ -57,7 +57,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
     with recorded(folder):
-        resolve_sides(plan, folder)
+        _resolve(plan, folder)
         same_time = asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
         stop = QuestionStop(plan, folder.answers(), together=same_time)
         most = len(stop.items)
@@ -69,9 +69,15 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         if (questions := folder.read(QUESTION_PLAN)) is not None and stop.reason is not None:
             display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {most:,}.")
             folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
-        resolve_sides(plan, folder)
+        _resolve(plan, folder)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
+
+
+def _resolve(plan: Plan, folder: RunFolder) -> None:
+    if not plan.has_url:
+        servers = {server.role: server for server in folder.progress().servers}
+        resolve_sides(plan.spec, folder, servers, lambda role: make_run_engine(plan, folder, role))
 
 
 @dataclass

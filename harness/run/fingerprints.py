@@ -16,6 +16,7 @@ from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.backend import LOOPBACK
 from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
+from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import EVIDENCE
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.remote import RemoteServer
@@ -64,7 +65,7 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             engine_args=side.flags,
             cpu_core=0 if device == "cpu" else None,
             extra=side.environment,
-            interpreter=side.interpreter,
+            interpreter=python_of(side),
         )
         python, _, _, *flags = launch.command(started, 0, "fingerprint")
         environment = {**os.environ, **launch.settings(started, os.environ)}
@@ -96,7 +97,7 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
         folder = Path(temporary)
         (folder / "probes.json").write_text(json.dumps(probes))
         command = [
-            side.interpreter or sys.executable,
+            python_of(side) or sys.executable,
             str(Path(in_interpreter.__file__).resolve()),
             str(model),
             str(folder / "probes.json"),

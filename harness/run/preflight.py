@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import FEATURES, default_device
 from assay.harness.attention.forms import feature_of
 from assay.harness.backend import Backend
+from assay.harness.engines.environments import check_interpreter, python_of
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang import memory
-from assay.harness.engines.sglang.catalog import check_version
+from assay.harness.engines.sglang.catalog import MIN_SGLANG, check_version
 from assay.harness.errors import ChangedError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint, read_fingerprint
 from assay.harness.evidence.honours import BackendResult
@@ -35,18 +36,26 @@ _SMALLER = ("--quantization", "--load-format", "--cpu-offload-gb")
 _DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wrong": "computes something else for"}
 
 
-def check_environment(plan: Plan) -> None:
+def check_environment(plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
     """Refuse an SGLang that is too old, a missing device, or a device that cannot hold even one server.
 
-    A role that is a URL runs elsewhere: if both do, nothing is checked.
+    A role that is a URL runs elsewhere: if both do, nothing is checked. Where a side has packages laid over its interpreter, their
+    environment is made.
+
+    Args:
+        plan: the run.
+        say: receives what is made, and what packages require that is not there.
 
     Raises:
-        UsageError: SGLang is too old, the device is missing, or the model does not fit.
+        UsageError: SGLang is too old, the device is missing, an environment cannot be made, or the model does not fit.
     """
     device, backends = plan.spec.device, (plan.reference, plan.candidate)
     if all(backend.is_url for backend in backends):
         return
     check_version()
+    for role, side in plan.spec.sides.items():
+        if not plan.backend(role).is_url and (python := python_of(side, say)):
+            check_interpreter(python, "sglang", MIN_SGLANG)
     if device == "cuda":
         check_gpu()
     else:

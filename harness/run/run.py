@@ -159,7 +159,7 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
     """
     if pack.exists() and (not pack.is_dir() or any(pack.iterdir())):
         raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one")
-    check_environment(plan)
+    check_environment(plan, display.say)
     with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
         folder = RunFolder(Path(made), new_nonce())  # a temporary one, without a manifest
         server = make_run_engine(plan, folder, "reference")
@@ -211,7 +211,7 @@ class OpenRun:
         """
         plan = prepare(spec)
         bench = _plan_bench(plan)
-        check_environment(plan)
+        check_environment(plan, display.say)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
         folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if baselines else "run")

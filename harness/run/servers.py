@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from assay.harness.backend import Backend
+from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine, start_together
+from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import CONTROL, FAULTS
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import memory
@@ -17,7 +20,7 @@ from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
 from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import COMMON_SETTINGS, RESOLVED, ResolvedArguments, ServerManifest
 from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.evidence import argument_differences
@@ -57,7 +60,7 @@ def make_engine(
             role=role,
             backend=backend.name,
             model=plan.models[role],
-            interpreter=side.interpreter,
+            interpreter=python_of(side),
             device=spec.device,
             engine_args=side.flags,
             evidence=evidence,
@@ -91,19 +94,26 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     return engine.with_flags(common.flags)
 
 
-def resolve_sides(plan: Plan, folder: RunFolder) -> None:
+def resolve_sides(
+    spec: RunSpec,
+    folder: EvidenceFolder[Any],
+    servers: Mapping[Role, ServerManifest],
+    engine_of: Callable[[Role], Engine],
+) -> None:
     """Record what the engine resolves each side's command line to, unless only the backends differ.
 
     A setting that the engine resolves from a side follows from the treatment; any other difference is unintended.
+
+    Args:
+        servers: manifests of the servers that have started, by role.
+        engine_of: makes a role's engine; it need not have started.
     """
-    servers = {server.role: server for server in folder.progress().servers}
-    if plan.has_url or not (
-        set(plan.spec.treatment) - {"backend"} or argument_differences(servers, plan.spec.treatment)
-    ):
+    more_than_backend = set(spec.treatment) - {"backend"}
+    if not (more_than_backend or argument_differences(servers, spec.treatment)):
         return
     for role in ROLES:
         if folder.read(RESOLVED, role) is None:
-            resolved = make_run_engine(plan, folder, role).resolved_arguments()
+            resolved = engine_of(role).resolved_arguments()
             folder.write(RESOLVED, ResolvedArguments(arguments=resolved), role)
 
 

@@ -9,7 +9,7 @@ from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparis
 from assay.harness.ingest.result import UNKNOWN, IngestResult
 from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, listed, one_line, three_digits
+from assay.harness.text import counted, few, in_units, listed, one_line, points, three_digits
 from assay.reports.wording.say import Found, Templates, say, says
 from assay.reports.wording.verdict import unmet_sentence
 
@@ -57,9 +57,9 @@ def _within_margin(overall: ComparedTask) -> str:
     kept = next((why.values for why in overall.why if why.id == "accuracy-kept"), None)
     if kept is None or kept["low"] <= 0:
         return ""
-    loss, low, high = (three_digits(100 * kept[name]) for name in ("loss", "low", "high"))
+    loss, (low, high) = points(100 * kept["loss"]), (three_digits(100 * kept[name]) for name in ("low", "high"))
     return (
-        f"B is worse by {loss} points ({low} to {high}), within the margin of {100 * kept['margin']:g}: {kept['lost']:,} lost and "
+        f"B is worse by {loss} ({low} to {high}), within the margin of {100 * kept['margin']:g}: {kept['lost']:,} lost and "
         f"{kept['gained']:,} gained of {kept['questions']:,}."
     )
 
@@ -83,7 +83,7 @@ def ingest_headline(result: IngestResult) -> str:
 
 SENTENCES: Templates = {
     "prompts-not-recorded": Found(
-        "{pairs:,} pairs have no recorded prompt: the documents are the same, and so presumably are the prompts"
+        "{pairs:counted pair} without a recorded prompt: the documents are the same, and so presumably are the prompts"
     ),
     "kernels-not-recorded": Found(
         "these files do not record which kernels ran", "assay run --reference … --candidate …"
@@ -189,8 +189,8 @@ def _doubts(doubts: list[tuple[str, str, str]]) -> Found:
 
 _EITHER_WAY = " These results do not record which way is better."
 _OUTCOMES = {
-    "changed": "it changed by more than the margin of {} points", "within": "within the margin of {} points either way",
-    "undecided": "not shown to be within the margin of {} points either way",
+    "changed": "it changed by more than the margin of {}", "within": "within the margin of {} either way",
+    "undecided": "not shown to be within the margin of {} either way",
 }  # fmt: skip
 
 
@@ -198,7 +198,7 @@ _OUTCOMES = {
 def _score_either_way(outcome: str, a: float, b: float, low: float, high: float, level: float, margin: float) -> str:
     return (
         f"The score is {a:.4f} in A and {b:.4f} in B ({-100 * high:+.1f} to {-100 * low:+.1f} points with {100 * level:g} % "
-        f"confidence), {_OUTCOMES[outcome].format(f'{100 * margin:g}')}.{_EITHER_WAY}"
+        f"confidence), {_OUTCOMES[outcome].format(in_units(f'{100 * margin:g}', 'point'))}.{_EITHER_WAY}"
     )
 
 
@@ -257,7 +257,7 @@ def _were(count: int, what: str) -> str:
 @says
 def _documents_paired(pairs: int, gaps: list[tuple[int, str, str, list[str]]]) -> Found:
     if not gaps:
-        return Found(f"{pairs:,} pairs")
+        return Found(counted(pairs, "pair"))
     if beyond := [task for _, why, task, _ in gaps if why == "off-scale"]:
         said = f"{listed(beyond)} has a score that is not from 0 to 1 or to 100, compared unpaired"
         return Found(said, "name another score with --metric")
@@ -299,7 +299,7 @@ def _tensors_differ(
     differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, **cell: Any
 ) -> str:
     place = f"{layer_text(layer)}, {boundary} ({name}){f', pass {step}' if step else ''}{cell_text(**cell)}"
-    return f"{differing} of {compared} tensors differ; the first is {place}."
+    return f"{differing} of {counted(compared, 'tensor')} {'differs' if differing == 1 else 'differ'}; the first is {place}."
 
 
 _DIMENSIONS = {"b": "batch", "t": "token", "h": "head"}

@@ -138,7 +138,8 @@ def _envelope_lacking(parted: int | None, lacking: Sequence[Statement], cause: s
 
 @says
 def _envelope_covered(layers: Sequence[tuple[str, int]], line: str) -> Found:
-    return Found(f"{' and '.join(f'{count} layers in {phase}' for phase, count in layers)}; {line}")
+    counts = " and ".join(f"{counted(count, 'layer')} in {phase}" for phase, count in layers)
+    return Found(f"{counts}; {line}")
 
 
 SENTENCES: Templates = {

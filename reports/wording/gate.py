@@ -87,7 +87,7 @@ SENTENCES: Templates = {
         "{name}: {needed:if its answers serve as the reference's; no reference server was started|not needed}"
     ),
     "loss-since-accepted": Measured(
-        "loss of accuracy since it was accepted", "{metric.value:digits} points", f"Accepted minus now, {BY_BETTING}"
+        "loss of accuracy since it was accepted", "{metric.value:points}", f"Accepted minus now, {BY_BETTING}"
     ),
     "suite-required": Found(
         "{ran:if it ran|it did not run}; {line:or a gate requires {required:listed} (default)}",

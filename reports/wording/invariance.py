@@ -162,7 +162,7 @@ SENTENCES: Templates = {
             "floor": _DISAGREES,
             "noise": "it differs at probe {probe} by more than rounding explains, and the base differs from itself as much",
             "texts": "{written} of {texts} greedy texts were written",
-            "probes": "{answered} of {probes} probes were answered",
+            "probes": "{answered} of {probes:counted probe} were answered",
             "scores": "nothing of probe {probe} was compared",
             "prompt": "another part of the prompt of probe {probe} was scored",
             "answer": "the answer to probe {probe} is not the one that was forced",
@@ -174,11 +174,12 @@ SENTENCES: Templates = {
         "by",
         {
             "texts": "{parted} of {texts} greedy texts diverge, the first, {first}, at token {token}",
-            "ends of texts": "another end of {texts:counted greedy text}, the first, {first}: {now[0]} after {now[1]} tokens "
-            "instead of {before[0]} after {before[1]} tokens",
-            "lengths": "another length of {answers:counted answer}, the first to probe {probe}: {now} tokens instead of {before}",
-            "ends": "another end of {answers:counted answer}, the first to probe {probe}: {now} instead of {before}",
-            "tokens": "another token, without a tie, in {answers:counted answer}, the first to probe {probe}, at token {token}",
+            "ends of texts": "{texts:counted greedy text} ended differently, the first, {first}: {now[0]} after "
+            "{now[1]:counted token} instead of {before[0]} after {before[1]:counted token}",
+            "lengths": "{answers:counted answer} had another length, the first to probe {probe}: {now:counted token} "
+            "instead of {before}",
+            "ends": "{answers:counted answer} ended differently, the first to probe {probe}: {now} instead of {before}",
+            "tokens": "{answers:counted answer} diverged without a tie, the first to probe {probe}, at token {token}",
             "drafts declared": "{accepted:.2f} tokens were accepted per pass, but a draft by the model itself gives {declared:g}",
             "drafts": "drafts were lost: the same tokens took {passes} passes instead of {alone} ({arm})",
         },

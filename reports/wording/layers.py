@@ -8,7 +8,7 @@ from typing import Any
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.judge.judgement import Metric
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid
-from assay.harness.text import one_line, percent, ranges, some, times
+from assay.harness.text import counted, one_line, percent, ranges, some, times
 from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
@@ -58,7 +58,7 @@ def _own_errors_within(
     of = f"{sampled:,} of {queries:,}" if sampled < queries else f"all {queries:,}"
     return (
         f"The worst error is {_times_noise(worst)}, that of a single query {times(query)}, and the worst gain "
-        f"{times(gain)}, in {cells:,} cells ({of} queries, {passes:,} passes)."
+        f"{times(gain)}, in {counted(cells, 'cell')} ({of} queries, {passes:,} passes)."
     )
 
 
@@ -81,7 +81,7 @@ _WORST = {
         "worst error, recorded calls",
         "Relative L1 against fp64 on the same inputs, by cell and head, over {calls} recorded calls",
     ),
-    "of-matrix": ("worst error, op-level calls", "Relative L1 against fp64, over {calls} calls of {shapes}"),
+    "of-matrix": ("worst error, op-level calls", "Relative L1 against fp64, over {calls:counted call} of {shapes}"),
 }
 
 
@@ -138,14 +138,14 @@ def _phases_compared(phases: list[tuple[str, int, list[int], list[int]]]) -> Fou
 def _compared(phase: str, layers: int | None, lacking: list[int], heads: list[int]) -> str:
     if lacking:
         return f"{phase}: not layer {ranges(lacking)}, head {ranges(heads)}"
-    return f"{phase}: not observed" if layers is None else f"{phase}: {layers} layers"
+    return f"{phase}: not observed" if layers is None else f"{phase}: {counted(layers, 'layer')}"
 
 
 @says
 def _op_calls_wrong(failing: int, calls: int, worst: float | None, title: str, said: str) -> str:
     at_worst = "" if worst is None else f", at worst {_times_noise(worst)}"
     named = one_line(f'"{title}"' if title else said, 300).rstrip(".")
-    return f"{failing} of {calls} calls {_are(failing)} out of bounds{at_worst}: {named}."
+    return f"{failing} of {counted(calls, 'call')} {_are(failing)} out of bounds{at_worst}: {named}."
 
 
 def _are(count: int) -> str:
@@ -169,15 +169,15 @@ SENTENCES: Templates = {
     "phase-not-seen": "{phase}: calls were not seen; those inside a replayed CUDA graph cannot be observed",
     "condition-not-seen": "{phase}, {condition}: no such call was seen",
     "calls-not-recorded": "replay pack, layer {layer}: its calls could not be recorded: {said:line}",
-    "calls-failed": "layer {layer}, {phase}, {calls:,} calls: {said:line}",
+    "calls-failed": "layer {layer}, {phase}, {calls:counted call}: {said:line}",
     "calls-not-computed": Found(
-        "the candidate did not compute {calls} calls: {said}",
+        "the candidate did not compute {calls:counted call}: {said}",
         "fix the candidate so that it computes every call",
     ),
     "no-question-answered": Found("none of the questions was answered", RESUME),
     "matrix-absent": Found("the result is missing", REPEAT_RUN),
     "matrix-of-another": Found("the result is that of {kernel}, not of {candidate}", REPEAT_RUN),
-    "matrix-computed": Found("{calls} calls were computed"),
+    "matrix-computed": Found("{calls:counted call} computed"),
     "found-at": "{where:line}: {claim}.",
     "reference-not-right": "the reference is wrong, so it proves nothing about the candidate: {where:line}: {claim}.",
     "recorded-calls-wrong": "{said:line 400}",
@@ -186,7 +186,7 @@ SENTENCES: Templates = {
         "{cache:if ask questions that share a header|keep the prefix cache on}",
     ),
     "questions-cached": Found(
-        "{met} of {questions} questions had at least {tokens} cached tokens; {share:percent} of them are needed",
+        "{met} of {questions:counted question} had at least {tokens} cached tokens; {share:percent} of them are needed",
         "{cache:if |keep the prefix cache on, and }ask questions that share a header",
     ),
     "matrix-not-run": Found(
@@ -198,7 +198,7 @@ SENTENCES: Templates = {
     ),
     "recorded-call-out-of-bounds": "The error of a recorded call is {worst:noise}.",
     "op-calls-unexplained": "{failing:counted call} {failing:are} out of bounds, at worst {worst:noise}; no finding explains it.",
-    "op-calls-within": "The worst error is {worst:noise}, in {calls} calls of {shapes}"
+    "op-calls-within": "The worst error is {worst:noise}, in {calls:counted call} of {shapes}"
     "{refused:if ; {refused} more were refused|}.",
     "evidence-lacking": Cases(
         "what",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.harness.judge.judgement import Metric
+from assay.harness.text import counted
 from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
@@ -22,7 +23,7 @@ def _lengths(
         else f"; for equal texts the servers count {recounted:+.1f} tokens, candidate less reference"
     )
     return (
-        f"{candidate:.1f} {unit} on average against {reference:.1f}{of} over {prompts:,} prompts ({longer:,} longer, "
+        f"{candidate:.1f} {unit} on average against {reference:.1f}{of} over {counted(prompts, 'prompt')} ({longer:,} longer, "
         f"{shorter:,} shorter; ran to the limit: {candidate_cut:,} against {reference_cut:,}{counts})"
     )
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, listed, one_line, percent, ranges, three_digits, times
+from assay.harness.text import counted, few, listed, one_line, percent, points, ranges, three_digits, times
 from assay.harness.verdict import Check, Finding
 
 
@@ -59,6 +59,7 @@ package has them as ``SENTENCES``; a function says a statement that needs more t
 _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "percent": lambda share, _: percent(share),
     "digits": lambda number, _: three_digits(number),
+    "points": lambda number, _: points(number),
     "times": lambda ratio, _: times(ratio),
     "ranges": lambda numbers, _: ranges(numbers),
     "listed": lambda words, _: listed(words),

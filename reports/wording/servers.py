@@ -13,14 +13,15 @@ from assay.reports.wording.say import Found, Templates, found_in, say, says
 
 @says
 def _others_called(phase: str, kernel: str, calls: int, others: list[tuple[str, int]]) -> Found:
-    also = ", ".join(f"{other} {count:,} calls" for other, count in others)
-    return Found(f"{kernel} {calls:,} calls, but also {also}", f"run so that nothing else computes {phase}")
+    also = ", ".join(f"{other} {counted(count, 'call')}" for other, count in others)
+    return Found(f"{kernel} {counted(calls, 'call')}, but also {also}", f"run so that nothing else computes {phase}")
 
 
 @says
 def _layers_lacking(kernel: str, ran: int, layers: int, lacking: list[int]) -> Found:
     return Found(
-        f"{kernel} ran in {ran} of {layers} layers; not in {lacking[:8]}", "run so that it computes every layer"
+        f"{kernel} ran in {ran} of {counted(layers, 'layer')}; not in {lacking[:8]}",
+        "run so that it computes every layer",
     )
 
 
@@ -145,7 +146,7 @@ def counted_calls(call: CallSummary) -> str:
     kinds = {"in CUDA graphs": call.calls_in_graphs, "compiled": call.calls_compiled}
     delegated = ", delegated" if call.delegated_by else ""
     ways = "".join(f", {calls:,} of them {kind}" for kind, calls in kinds.items() if calls)
-    return f"{call.phase}: {call.kernel} {call.calls:,} calls{delegated}{ways}"
+    return f"{call.phase}: {call.kernel} {counted(call.calls, 'call')}{delegated}{ways}"
 
 
 def traced_kernels(traced: PassKernels) -> str:
@@ -170,7 +171,7 @@ SENTENCES: Templates = {
         "no {phase} call of {backend} was counted",
         "run so that {backend} computes {phase}; see candidate.log for what ran instead",
     ),
-    "own-kernel-called": "{kernel} {calls:,} calls in {layers} layers",
+    "own-kernel-called": "{kernel} {calls:counted call} in {layers:counted layer}",
     "not-both-started": Found(
         "a record of the servers is missing",
         "start both, or restore the files of the run; see the servers' logs",
@@ -184,7 +185,7 @@ SENTENCES: Templates = {
     ),
     "prefill-in-graphs": "prefill ran in CUDA graphs, whose batches cannot be recorded",
     "requests-not-admitted": "{count:,} of {answers:,} answered requests were not admitted, the first {first}",
-    "other-prefixes-reported": "{count:,} of {answers:,} answers report another cached prefix than their request had",
+    "other-prefixes-reported": "{count:,} of {answers:counted answer} report another cached prefix than their request had",
     "too-few-decode-calls": "layer {layer}: {calls:,} decode calls, but the answers' {tokens:,} further tokens "
     "took at least {needed:,}",
     "no-pass-traced": Found(
@@ -197,7 +198,7 @@ SENTENCES: Templates = {
         "of what they served (A the reference, B the candidate), {said:parts}",
         "run again so that the servers differ only as intended; see assay compare of both",
     ),
-    "prefill-calls": "layer {layer}{cached_prefix:if  with a cached prefix|}: {calls:,} calls in {passes:,} passes",
+    "prefill-calls": "layer {layer}{cached_prefix:if  with a cached prefix|}: {calls:counted call} in {passes:,} passes",
     "answers-parsed": Found(
         "{otherwise:if {otherwise:,} of {answers:,} answers were recorded with another letter than their text gives"
         "|{answers:,} of {answers:,} letters match the texts}",

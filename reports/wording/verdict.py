@@ -11,11 +11,11 @@ from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.judgement import BASELINE, LENGTH_RATIO, Judgement, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report, SuiteResult
-from assay.harness.sides import differing
 from assay.harness.text import counted, listed, met, one_line
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict, cause_of
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, said_finding, say, says
+from assay.reports.wording.sides import sides_said
 
 NOT_RUN = "not run"
 """Text for a cell of a sweep that was not run."""
@@ -55,7 +55,8 @@ def _words(result: Judgement) -> tuple[str, list[str]]:
     if isinstance(result, LatencyResult):
         # A note overrules a pass, and the reasons are those of the ratios.
         verdict = "pass" if result.note else result.verdict
-        text, why = _verdict_of(verdict, result.candidate, result.suites, result.checks)
+        candidate, _ = sides_said(result.treatment, result.reference, result.candidate)
+        text, why = _verdict_of(verdict, candidate, result.suites, result.checks)
         return say(result.note) if result.note else text, why
     assert isinstance(result, InvarianceResult)
     return say(result.decided), [
@@ -63,12 +64,18 @@ def _words(result: Judgement) -> tuple[str, list[str]]:
     ]  # fmt: skip
 
 
+def sides_of(report: Report) -> tuple[str, str]:
+    """Name a report's candidate, and what it is compared with."""
+    reference, candidate = report.reference, report.candidate
+    return sides_said(report.treatment, reference.backend, candidate.backend, (reference.engine, candidate.engine))
+
+
 def _of_report(report: Report) -> tuple[str, list[str]]:
     if failure := report.failure:
         todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
         said = f"the{failure.found[3:]}" if failure.found.startswith("The ") else failure.found
         return f"No verdict: {said}", [todo]
-    candidate = differing(report.treatment) or report.candidate.backend
+    candidate, _ = sides_of(report)
     cause, scope = cause_of(report.findings[: report.causes]), _scope_of(report)
     text, why = _verdict_of(report.verdict, candidate, report.suites, report.checks, cause, report.left_out, scope)
     return f"{'Partial run: ' * bool(report.left_out)}{text}", why

@@ -101,7 +101,7 @@ def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBi
             f"at least {fewest}, at alpha = {spec.policy.alpha:g}",
             f"give --questions {fewest} or more",
         )
-    check_environment(plan)
+    check_environment(plan, display.say)
     evidence = folder / "server"
     set_control(evidence, Control())
     display.say(f"Starting {spec.reference.backend} with {spec.candidate.backend} as its shadow.")

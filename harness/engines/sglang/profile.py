@@ -16,4 +16,16 @@ PROFILE = EngineProfile(
         "fa3": ("flash::FlashAttnFwd",),
         "flashinfer": ("flashinfer::.*(Prefill|Decode)With",),
     },
+    settings={
+        "--kv-cache-dtype": "{} KV cache",
+        "--quantization": "{} weights",
+        "--dtype": "{} activations",
+        "--chunked-prefill-size": "prefill in chunks of {} tokens",
+        "--page-size": "pages of {} tokens",
+        "--disable-radix-cache": "disabled prefix cache",
+        "--disable-cuda-graph": "disabled CUDA graphs",
+        "--enable-torch-compile": "torch.compile",
+        "--tp-size": "tensor parallelism over {}",
+        "--random-seed": "seed {}",
+    },
 )

@@ -34,6 +34,7 @@ def test_the_command_that_a_bench_cites_repeats_it(
         "reference_model": "tiny", "candidate_model": "tiny", "reference_env": ("A=b",), "candidate_env": ("A=c", "B=d"),
         "reference_arg": ("--max-prefill-tokens=4096",), "candidate_arg": ("--max-prefill-tokens=2048",),
         "reference_python": sys.executable, "candidate_python": "python3",
+        "reference_with": ("a==1", "b @ git+https://c/d"), "candidate_with": ("a==2",),
     }  # fmt: skip
     assert set(flags) == set(BENCH_FLAGS)
     plan = plan_bench(prepare(timed_spec(make_spec(flags))))

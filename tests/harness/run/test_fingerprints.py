@@ -89,7 +89,7 @@ def test_a_class_that_splits_otherwise_is_seen_beside_tokenizer_json(tmp_path: P
     code, says = first(right, wrong)
     assert code == 1
     assert says.startswith("B: token ids of ")
-    assert says.endswith("of the corpus are not those of tokenizer.json, which is read as GPT2Tokenizer")
+    assert says.endswith("of the corpus do not match tokenizer.json, which is read as GPT2Tokenizer")
 
 
 @pytest.mark.usefixtures("here")
@@ -233,7 +233,7 @@ def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
     [
         ({"seed": 2}, 3, "random_seed is 1 in A, 2 in B"),  # another port, and a seed that was drawn
         ({"attention": "fa3"}, 1, "attention_backend is triton in A, fa3 in B"),
-        ({"refuses_tools": True}, 1, "the chat template refuses the chats 'tools' and 'tool answer' in B alone"),
+        ({"refuses_tools": True}, 1, "the chat template refuses the chats 'tools' and 'tool answer' only in B"),
         ({"chats_begin": (0, 0)}, 1, "B: two BOS tokens begin a chat (user, system, turns and 2 more)"),
     ],
 )
@@ -270,7 +270,7 @@ def test_without_tokenize_the_numbers_of_prompt_tokens_are_compared(url: str) ->
     counts = {name: count - 1 for name, count in made.tokens.counts.items()}
     other = made.model_copy(update={"tokens": made.tokens.model_copy(update={"counts": counts})})
     code, says = first(other, made)
-    assert (code, says) == (1, "35 of 35 chats have other numbers of prompt tokens (user: 7 in A, 8 in B)")
+    assert (code, says) == (1, "35 of 35 chats have different numbers of prompt tokens (user: 7 in A, 8 in B)")
 
 
 @pytest.mark.usefixtures("here")

@@ -127,9 +127,11 @@ def test_a_partial_run_says_so_whatever_its_verdict(report: Any) -> None:
             "batches of 1 to 3 and 9 (6 of 1 to 64 served)",
         ),
         (
-            0, ("extend",), 0,
+            0,
+            ("extend",),
+            0,
             "extend at 10 of 1 to 128 tokens in batches of 1 to 3 and 9 (none served); the reference computes decode",
-        ),  # fmt: skip
+        ),
     ],
 )
 def test_a_pass_says_what_it_covers(report: Any, questions: int, claimed: tuple[str, ...], served: int, said: str) -> None:
