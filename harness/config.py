@@ -57,7 +57,7 @@ _SIDE_KEYS = {
     "interpreter": "{}_python",
     "packages": "{}_with",
 }
-# The keys of the tables of both sides: the fields, of which one has the name of its flag.
+# The keys of the tables of both sides: the fields, where one has the name of its flag.
 _TABLE_KEYS = {"with" if part == "packages" else part: name for part, name in _SIDE_KEYS.items()}
 _OF_SIDE: dict[Role, dict[str, str]] = {
     role: {name.format(role): part for part, name in _SIDE_KEYS.items() if part != "backend"} for role in ROLES

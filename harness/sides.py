@@ -194,7 +194,7 @@ def hide_flags(words: Sequence[str], another: Collection[str] = ()) -> tuple[str
 
 
 def without_secrets(side: Side, beside: Side | None = None) -> Side:
-    """Return a side as it is written and shown: its secrets are hidden, with a different mark if they differ from `beside`'s."""
+    """Return a side to be written and shown: its secrets are hidden, with a different mark if they differ from `beside`'s."""
     ours, theirs = settings(side), settings(beside or side)
     another = {name for name, value in ours.items() if theirs.get(name, value) != value}
     environment = {

@@ -106,7 +106,7 @@ def counted(count: int, what: str) -> str:
 
 
 def in_units(shown: str, unit: str) -> str:
-    """Put a unit behind a number that is already text: "1 point", "1.9 points", "-1 point"."""
+    """Put a unit after a number that is already text: "1 point", "1.9 points", "-1 point"."""
     return f"{shown} {unit}{'' if shown.lstrip('+-') == '1' else 's'}"
 
 

@@ -110,7 +110,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(ExitCode.NO_VERDICT) from None
         except SystemExit as error:  # no command raises it; a kernel's exit code would be mistaken for the command's
             raise AssayError(
-                f"Something outside of assay called sys.exit({error.code}), so there is no verdict.",
+                f"Something outside assay called sys.exit({error.code}), so there is no verdict.",
                 "a kernel that returns an output or raises an exception",
                 "look for sys.exit in the kernel and in what it imports",
             ) from error

@@ -44,7 +44,7 @@ def check_environment(plan: Plan, say: Callable[[str], None] = lambda line: None
 
     Args:
         plan: the run.
-        say: receives what is made, and what packages require that is not there.
+        say: receives a line for each environment that is made, and for each requirement that is not met.
 
     Raises:
         UsageError: SGLang is too old, the device is missing, an environment cannot be made, or the model does not fit.
