@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState, CommitInfo
 from assay.harness.drivers.bisect.layer_task import LayerBisection
 from assay.harness.text import clip, counted, one_line, ranges
-from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Section, Table
+from assay.harness.verdict import Finding
+from assay.reports.document import MORE, Block, Cell, Code, Document, Facts, Findings, Items, Line, Row, Section, Table
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.wording.bisection import RIGHT
-from assay.reports.wording.say import say
+from assay.reports.wording.say import said_finding, say
 from assay.reports.wording.written import worded_json
 
 _COLUMNS = ("probe", "for", "commit", "outcome", "worst call, or why skipped", "seconds")
 _STATUS = {"good": "pass", "bad": "regression", "skip": "warning"}
-_SUSPECTS = 100
+# Suspects that are listed, and those on the first screen.
+_SUSPECTS, _SUSPECTS_FIRST = 100, 8
 _HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
 
 
@@ -50,6 +54,14 @@ def layers_document(result: LayerBisection) -> Document:
         verdict=None,
         exit_code=int(result.exit_code),
         headline=f"{_HEADINGS[result.outcome]}: {say(result.why)}",
+        screen=[
+            *_found(result.findings),
+            *([Row("Probes", f"{counted(len(rows), 'probe')} of {over}, by {result.by}")] if rows else []),
+            Row("Compared", f"by {result.by}; {known}"),
+            *([Row("Asked twice", twice.removeprefix("When asked twice, "))] if rows else []),
+            *([] if result.findings else [Row("Next", Cell(result.reproduce, code=True), "repeats this bisection")]),
+            MORE,
+        ],
         body=[
             *([Table(columns, rows, title, numbers=(0, 2, 3, 4, 5))] if rows else []),
             Line(
@@ -79,6 +91,7 @@ def bisection_document(state: BisectState) -> Document:
         word="Found" if named else "Ambiguous",
         headline=_headline(state, result),
         meaning=result.commit.subject if result.commit else "",
+        screen=_screen(state, result),
         crumbs=[state.spec.repo],
         body=[
             Facts(
@@ -94,6 +107,38 @@ def bisection_document(state: BisectState) -> Document:
         foot=f"{state.schema_id}. Next to this file: report.json, the complete state.",
         result=state,
     )
+
+
+def _found(findings: Sequence[Finding]) -> list[Row]:
+    """Return the rows of findings: what is wrong, and the command that shows it again."""
+    rows = [
+        Row("Finding" * (not n), one_line(said.sentence, 200)) for n, said in enumerate(map(said_finding, findings[:3]))
+    ]
+    return [*rows, *(Row("Next", Cell(finding.reproduce, code=True), "shows it again") for finding in findings[:1])]
+
+
+def _screen(state: BisectState, result: BisectResult) -> list[Row]:
+    """Return the rows: the commit and what changed in it, or the suspects; what is wrong, and how it was probed."""
+    rows: list[Row] = []
+    if note := result.commit:
+        changed = note.diffstat.strip().splitlines()[-1:]
+        rows = [
+            Row("Commit", one_line(note.subject, 120)),
+            Row("", f"{note.commit[:12]} by {one_line(note.author, 60)}, {note.date}"),
+            *(Row("Changed", one_line(line, 120)) for line in changed),
+            Row("Checked", _checked(state, note)),
+        ]
+    for n, commit in enumerate([] if result.commit else result.suspects[:_SUSPECTS_FIRST]):
+        rows.append(Row("Suspects" * (not n), f"{commit[:12]} {one_line(state.history[commit], 100)}"))
+    if not result.commit and (more := len(result.suspects) - _SUSPECTS_FIRST) > 0:
+        rows.append(Row("", f"and {more} more"))
+    return [
+        *rows,
+        *_found(result.findings),
+        Row("Probes", _effort(state).rstrip(".")),
+        *([] if result.findings else [Row("Next", Cell(state.command, code=True), "repeats it in a new folder")]),
+        Row("More", "--all prints the rest; the page has every probe"),
+    ]
 
 
 def _named(state: BisectState, result: BisectResult) -> Section:

@@ -64,23 +64,20 @@ def _gap(gap: Gap) -> str:
     return f"{gap.what or f'some, as {gap.example}'}{extent}: {one_line(gap.why)}"
 
 
-def _covered(coverage: Coverage) -> str:
-    """The coverage in one line, or an empty string if nothing was covered."""
-    if not coverage.reach:
-        return ""
-    parts = [f"{axis} {', '.join(values)}" for axis, values in coverage.values.items()]
+def _covered(coverage: Coverage) -> list[tuple[str, str]]:
+    """Return the values that calls had, by condition. Only some combinations are tried, so they must not read as a product."""
+    rows = [(axis, ", ".join(values)) for axis, values in coverage.values.items()]
     for phase, reach in coverage.reach.items():
-        new = f"{_met(reach.new)} new tokens, {_met(reach.behind)} after a cached prefix, " * (phase == "extend")
-        sequences = listed([f"{number:,}" for number in reach.sequences])
-        parts.append(f"{phase} at {new}{_met(reach.keys)} keys of a sequence, and with {sequences} sequences")
-    parts += [f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []
-    # Conditions are tested in some combinations only, so the line must not read as a product.
-    return f"{'; '.join(parts)}; each by itself. {counted(coverage.runs, 'run')} on {coverage.device}"
+        if phase == "extend":
+            rows += [(f"{phase}, new tokens", _met(reach.new)), (f"{phase}, cached prefix", _met(reach.behind))]
+        rows.append((f"{phase}, keys", _met(reach.keys)))
+        rows.append((f"{phase}, sequences", ", ".join(f"{number:,}" for number in reach.sequences)))
+    return rows + ([("log-sum-exps", counted(coverage.lses, "call"))] if coverage.lses else [])
 
 
-def _together(coverage: Coverage) -> list[str]:
-    """State in two lines how far calls reached with nearly all of the listed values, and the exceptions."""
-    each, less, more = [], [], []
+def _together(coverage: Coverage) -> tuple[str, list[tuple[str, str]]]:
+    """Say how far calls reached with nearly all of the listed values, and return the values that reached less or more."""
+    each, less, more = list[str](), list[tuple[str, str]](), list[tuple[str, str]]()
     for phase, reach in coverage.reach.items():
         mets = [(axis, value, met) for axis, some in reach.met.items() for value, met in some.items()]
         shared = []
@@ -90,21 +87,16 @@ def _together(coverage: Coverage) -> list[str]:
             most = next(last for last in lasts if 2 * last >= lasts[len(lasts) // _FEWER])
             shared.append(f"{most:,} {what}")
             fewer = [f"{axis} {value} ({last:,})" for (axis, value), (_, last) in ends.items() if last < most]
-            less += [f"{phase}, {what}: {few(fewer, _MAX_VALUES)}"] if fewer else []
+            less += [(f"fewer {what} in {phase}", few(fewer, _MAX_VALUES))] if fewer else []
             further = {
                 axis: [v for (a, v), (_, last) in ends.items() if a == axis and last > 2 * most] for axis in reach.met
             }
             only = [
                 f"{axis} {few(some, _MAX_VALUES)}" for axis, some in further.items() if len(some) < len(reach.met[axis])
             ]
-            more += [f"{phase}, {what}: {', '.join(only)}"] if any(further.values()) else []
+            more += [(f"over twice as many {what} in {phase}", ", ".join(only))] if any(further.values()) else []
         each += [f"{phase} up to {listed(shared)}"] if shared else []
-    if not each:
-        return []
-    less_and_more = [f"Less far with {'; '.join(less)}"] * bool(less) + [
-        f"More than twice as far only with {'; '.join(more)}"
-    ] * bool(more)
-    return [f"With each of these values: {'; '.join(each)}", *([". ".join(less_and_more)] if less_and_more else [])]
+    return (f"With each of these values: {'; '.join(each)}" if each else ""), [*less, *more]
 
 
 def _counts(phase: str) -> list[tuple[str, str]]:
@@ -282,7 +274,7 @@ def _next(result: KernelResult) -> list[Row]:
 
 
 def _covered_briefly(result: KernelResult) -> str:
-    """Say in one line what a pass covers; `_covered` has the details."""
+    """Say in one line what calls covered; `_covered` has the details."""
     if result.recorded:
         return (
             f"{result.calls} of {counted(result.recorded, 'recorded call')}, {result.with_prefix} with a cached prefix"
@@ -302,16 +294,21 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
     body += [Code(traceback)] if traceback else []
     if where := _where(result):
         body.append(Section("Where it is wrong", where, "where"))
-    covered = [f"Covered: {words}; {result.seconds:.1f} s."] if (words := _covered(result.coverage)) else []
+    values, took = _covered(result.coverage), f"{result.seconds:.1f} s"
+    covered = [f"Covered: {_covered_briefly(result)}; {took}."] if values and not result.recorded else []
     if result.recorded:
         of = f"{result.calls} of {counted(result.recorded, 'recorded call')}, {result.with_prefix} with a cached prefix"
-        covered.append(f"Replayed: {of}; {result.seconds:.1f} s.")
+        covered.append(f"Replayed: {of}; {took}.")
         covered += [f"The pack's {phase} calls: {text or 'none'}." for phase, text in result.envelope.items()]
         covered += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in result.not_tested]
-    covered += [f"{line}." for line in _together(result.coverage)]
+    reached, others = _together(result.coverage)
+    covered += [f"{reached}."] if reached else []
     covered += [f"Missing for a pass: {requirement}" for requirement in result.missing]
     covered += [f"Not covered: {gap}" for gap in _not_covered(result)]
-    body += [Section("What it covered", [Items(covered)], "covered")] if covered else []
+    title = "Values that calls had, each by itself"
+    tables = [Table(("condition", "values"), values, title, style="side-by-side")] if values else []
+    tables += [Table(("calls with", "values"), others, "Exceptions", style="side-by-side")] if others else []
+    body += [Section("What it covered", [Items(covered), *tables], "covered")] if covered else []
     if reaches := _reaches(result.coverage):
         body.append(Section("Tested together", reaches, "together", detail=True, folded=True))
     again: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []

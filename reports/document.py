@@ -225,6 +225,9 @@ class Row:
     picture: Picture | None = None
 
 
+MORE = Row("More", "--all prints the rest, --html FILE writes the page")
+"""The last row of a first screen whose body has more."""
+
 Block = Line | Items | Facts | Table | Findings | Checks | Code | Drawing | Entries | Section
 
 

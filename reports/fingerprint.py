@@ -7,11 +7,26 @@ from collections.abc import Sequence
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved
 from assay.harness.fingerprint.differences import FingerprintDiff
 from assay.harness.fingerprint.parts import JUDGED, Difference, faults
-from assay.harness.text import counted, listed, one_line
-from assay.reports.document import Block, CaseResult, Cell, Document, Facts, Items, Section, Suite, Table, Words
+from assay.harness.text import counted, few, listed, one_line
+from assay.reports.document import (
+    MORE,
+    Block,
+    CaseResult,
+    Cell,
+    Document,
+    Facts,
+    Items,
+    Row,
+    Section,
+    Suite,
+    Table,
+    Words,
+)
 
 # Rows of a table that a terminal and Markdown show.
 _SHOWN = 40
+# Rows of one label on the first screen.
+_MOST = 3
 
 
 def fingerprint_document(made: Fingerprint) -> Document:
@@ -39,10 +54,30 @@ def fingerprint_document(made: Fingerprint) -> Document:
         verdict=None,
         exit_code=1 if wrong else 0,
         headline=f"{wrong[0].says}." if wrong else f"{headline}; {_nothing_wrong(made)}.",
+        screen=_screen(made, wrong, beware),
         body=body,
         suites=[Suite("fingerprint", [_case(fault) for fault in wrong])],
         result=made,
     )
+
+
+def _screen(made: Fingerprint, wrong: Sequence[Difference], beware: Sequence[Difference]) -> list[Row]:
+    """Return the rows: faults first, then each part that was observed, and the names of the others."""
+    unseen = [part for part in PARTS if not made.has(part)]
+    return [
+        *_differences("Also wrong", wrong[1:]),
+        *_differences("To be known", beware),
+        Row("Observed in", f"{made.source}, {made.engine}"),
+        *(Row(part, one_line(_observed(made, part), 110)) for part in PARTS if made.has(part)),
+        *([Row("Not observed", listed(unseen))] if unseen else []),
+        MORE,
+    ]
+
+
+def _differences(label: str, some: Sequence[Difference]) -> list[Row]:
+    """Return a row for each of the first differences, and the number of the others."""
+    rows = [Row(label * (not n), one_line(each.says, 160)) for n, each in enumerate(some[:_MOST])]
+    return rows + ([Row("", f"and {len(some) - _MOST} more")] if len(some) > _MOST else [])
 
 
 def _nothing_wrong(made: Fingerprint) -> str:
@@ -144,6 +179,15 @@ def diff_document(result: FingerprintDiff) -> Document:
         verdict=None,
         exit_code=result.exit_code,
         headline=headline,
+        screen=[
+            Row("A", result.left),
+            Row("B", result.right),
+            *_differences("Also differs", counting[1:]),
+            *_differences("Declared", declared),
+            *_differences("Other", other),
+            *([Row("Not compared", few(list(result.not_compared), 8))] if result.not_compared else []),
+            MORE,
+        ],
         body=body,
         suites=[Suite("fingerprint", cases)],
         result=result,

@@ -120,7 +120,21 @@ def _screen(report: Report) -> list[Row]:
     hidden = [f"{_LABELS.get(suite.id, suite.id)} ({suite.verdict})" for suite in others]
     hidden += [f"{counted(len(unmet), 'check')} could not be met"] if unmet else []
     more = [Row("Not shown", ", ".join(hidden), "assay report --all")] if hidden else []
-    return [*_cause(report), *map(_suite_row, shown), *more, *steps]
+    place = [Row("Place", one_line(_place(report), 240))] if report.parting and report.parting.place else []
+    cause = _cause(report)
+    if place and report.findings and not report.causes:  # says where answers were lost, which is not why
+        cause = []
+    return [*cause, *place, *map(_suite_row, shown), *more, *steps]
+
+
+def _place(report: Report) -> str:
+    """Say where the two servers first part on a sequence that both were traced on; an empty string where they were not."""
+    row = report.parting
+    if row is None:
+        return ""
+    if row.place == "behind attention" and report.verdict != "regression":
+        return f"in all {counted(row.layers, 'layer')} q, K, V and the output of attention agree within rounding"
+    return say(row.inside).removeprefix("inside the model: ")
 
 
 def _cause(report: Report) -> list[Row]:
@@ -209,12 +223,20 @@ def _body(report: Report) -> list[Block]:
             for number, suite in enumerate(report.suites, 1)
         ),
         *([layer_diff_section(report.layers)] if report.layers else []),
+        Section("Where the servers part", _parting(report), "parting", short="Place"),
         *([latency_section(report.latency)] if report.latency else []),
         Section("What this verdict covers", _envelope(report), "envelope", short="Covers"),
         *([] if undecided else [_checks(report)]),
         _calls(report),
         _environment(report),
     ]
+
+
+def _parting(report: Report) -> list[Block]:
+    if report.parting is None:
+        return []
+    said = f"Both servers computed {report.parting.probe}, layer by layer: {_place(report)}."
+    return [Line(said)]
 
 
 def _failure(report: Report) -> list[Block]:

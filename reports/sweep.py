@@ -6,15 +6,17 @@ from pathlib import Path
 
 from assay.harness.drivers.sweep.spec import LOG, SweepResult, SweptCell
 from assay.harness.progress import duration
-from assay.harness.text import counted, one_line
+from assay.harness.text import counted, listed, one_line
 from assay.harness.verdict import WORST_FIRST
-from assay.reports.document import Block, CaseResult, Cell, Document, Line, Section, Suite, Table, Words
+from assay.reports.document import MORE, Block, CaseResult, Cell, Document, Line, Row, Section, Suite, Table, Words
 from assay.reports.summary import NOTHING
 from assay.reports.wording.verdict import NOT_RUN, sweep_headline
 from assay.reports.wording.written import worded_json
 
 # Rows of a table that a terminal shows.
 _MOST = 40
+# Cells on the first screen.
+_FIRST = 12
 
 
 def sweep_document(result: SweepResult, page: Path) -> Document:
@@ -29,6 +31,7 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         title=one_line(Path(result.folder).name, 60),
         verdict=result.verdict,
         headline=sweep_headline(result),
+        screen=_screen(result),
         meaning=f"The verdict is that of the worst cell. {counted(len(result.cells), 'cell')} in {duration(result.seconds)}.",
         created=result.created,
         crumbs=[f"in {one_line(result.folder, 120)}"],
@@ -41,10 +44,31 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
     )
 
 
-def _cells(result: SweepResult) -> Table:
+def _worst_first(result: SweepResult) -> list[SweptCell]:
     order = [*WORST_FIRST, None]
+    return sorted(result.cells, key=lambda cell: order.index(cell.verdict))
+
+
+def _screen(result: SweepResult) -> list[Row]:
+    """Return a row for each of the worst cells: its verdict, its place on the axes that vary, and why."""
+    varied = [name for name in result.axes if len({cell.axes[name] for cell in result.cells}) > 1] or list(result.axes)
+    rows, cells = list[Row](), _worst_first(result)
+    for before, cell in zip([None, *cells], cells[:_FIRST], strict=False):
+        same = before is not None and before.verdict == cell.verdict
+        place = listed([f"{name} {one_line(cell.axes[name], 60)}" for name in varied])
+        why = one_line(cell.problem or cell.headline, 120)
+        rows.append(Row("" if same else cell.verdict or NOT_RUN, f"{place}: {why}" if why else place))
+    rows += [Row("", f"and {counted(len(cells) - _FIRST, 'more cell')}")] if len(cells) > _FIRST else []
+    rows += [Row("Interrupted", "not all cells were run")] if result.interrupted else []
+    rows += (
+        [Row("Environments", "cells ran in different ones: compare them with care")] if _environments(result) else []
+    )
+    return [*rows, MORE]
+
+
+def _cells(result: SweepResult) -> Table:
     rows: list[tuple[Words, ...]] = []
-    for cell in sorted(result.cells, key=lambda cell: order.index(cell.verdict)):
+    for cell in _worst_first(result):
         verdict = Cell(cell.verdict, cell.verdict) if cell.verdict else NOT_RUN
         log = Cell(cell.key, code=True, link=f"cells/{cell.key}/{LOG}") if cell.verdict else cell.key
         axes = [one_line(cell.axes[name], 60) for name in result.axes]

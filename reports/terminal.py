@@ -173,7 +173,7 @@ def _brief(document: doc.Document) -> list[doc.Row]:
     ):
         some = [row for row in made if row.label == label][:_OF_A_LABEL]
         shown += [replace(row, label=label * (not n)) for n, row in enumerate(some)]
-    return [*shown, doc.Row("More", "--all prints the rest, --html FILE writes the page")] if shown else []
+    return [*shown, doc.MORE] if shown else []
 
 
 def _not_details(blocks: Sequence[doc.Block]) -> Iterator[doc.Block]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from assay.harness.engines.model import TINY_MODEL
 
 pytestmark = pytest.mark.server
 
@@ -313,5 +316,21 @@ def test_a_flag_of_the_candidate_alone_is_compared(flag: str, verdict: str, tmp_
         assert report["environment"]["derived_arguments"]
         assert not report["environment"]["argument_differences"]
         assert report["envelope"]["served_reached"]["extend"]["new-tokens"] == 64
+        assert (report["parting"]["place"], report["parting"]["layers"]) == ("behind attention", 4), "nothing parts inside"
     else:
         assert "does not resolve the command line of the candidate" in out
+
+
+@pytest.mark.slow
+def test_another_checkpoint_is_compared_and_the_layer_named_at_which_it_parts(tmp_path: Path) -> None:
+    """A copy of the model with another RoPE base: the loss is shown, and that q and K differ in layer 0, but not V."""
+    model = Path(shutil.copytree(TINY_MODEL, tmp_path / "turned"))
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] *= 4
+    (model / "config.json").write_text(json.dumps(config))
+    code, out = finish(assay(tmp_path, f"--candidate-model={model}"))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["verdict"], code) == ("regression", 1), out
+    parting = report["parting"]
+    assert (parting["layer"], parting["place"], parting["names"]) == (0, "input", ["q", "k"])
+    assert status(report, "same-servers") == "missing", "nobody asked for another RoPE base"

@@ -17,6 +17,7 @@ from assay.harness.judge import (
     latency,
     logits_suite,
     own_error,
+    parting,
     same_servers,
     sensitivity,
 )
@@ -43,6 +44,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     envelope.claim,
     logits_suite.claim,
     own_error.matrix_claim,
+    parting.claim,
 )
 """The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on
 their results."""

@@ -23,8 +23,8 @@ from assay.harness.judge.invariance_outcome import (
     rounds_by_shape,
     smallest,
 )
-from assay.harness.judge.invariance_parting import parting_of, place_of
-from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
+from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
+from assay.harness.judge.parting import parting_of
 from assay.harness.judge.probe_scores import (
     MEASURES,
     Bound,
@@ -34,7 +34,7 @@ from assay.harness.judge.probe_scores import (
     changed_probes,
     places,
 )
-from assay.harness.judge.traces import least_error
+from assay.harness.judge.traces import PartingRow, least_error
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Finding, Requirement, Verdict
 
@@ -326,7 +326,6 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
     # Settings of the servers that were given to the library and have no flag. Values may be secret.
     side = manifest.spec["reference"]
     beyond = {"environment": [*side.get("environment", ())], "interpreter": side.get("interpreter")}
-    inside = parted.model_dump(exclude={"features", "probe", "index", "not_observed"})
     shown_by = [
         *(
             (True, state("arm-distance", measure=measure, mean=each.mean, positions=each.positions, worst=each.worst))
@@ -335,7 +334,7 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
         (changed, state("seen-besides", what="probes", names=changed)),
         (alone, state("each-alone", alone=alone)),
         *((judged.first, each) for each in judged.why),
-        (True, parted.not_observed or state("inside-the-model", **inside)),
+        (True, parted.inside),
         (any(beyond.values()), state("not-in-command", **beyond)),
         (unrun, state("seen-besides", what="unrun", names=unrun)),
         (askings, state("seen-besides", what="unsteady", names=[])),
@@ -348,7 +347,7 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
         id=_FINDING,
         title=f"{name} changes the output{f' in {askings[0]} of {askings[1]} askings' if askings else ''}",
         severity="serious",
-        where="; ".join(filter(None, [first, place_of(parted), ran.count(changed)])),
+        where="; ".join(filter(None, [first, parted.where, ran.count(changed)])),
         claim=state(
             "feature-changes-output", arm=name, titles=[ran.known[id_].title for id_ in sorted(judged.arm)], askings=askings,
             # Generated texts have no position that shows the difference.

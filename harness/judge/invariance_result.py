@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from assay.harness.judge.judgement import Judgement
+from assay.harness.judge.traces import PartingRow
 from assay.harness.schema import RULE, Part
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, Finding, Verdict
@@ -49,28 +50,6 @@ class PairCell(Part):
     other: str
     verdict: Verdict | None = Field(description="null if no variant had both")
     kl: float | None = Field(description="the smallest mean divergence of a variant that had both, in nats")
-
-
-class PartingRow(Part):
-    """Where in the model a breaking set of features diverges from its base, as observed when both were asked again."""
-
-    features: tuple[str, ...]
-    probe: str = Field("", description="probe whose request was traced, or empty if all tokens of the probes agree")
-    index: int | None = Field(None, description="index in its sequence, from 0, of the first token that differs")
-    place: str = Field(
-        "",
-        description='"input" of attention, "cache", "attention", "behind attention", or empty if it was not observed',
-    )
-    layer: int | None = Field(None, description="the first layer that differs; behind attention, the last of the model")
-    names: tuple[str, ...] = Field((), description='the tensors that differ there: "q", "k", "v" or "output"')
-    head: int | None = Field(None, description="head that differs most: a q head, or a kv head for K and V")
-    position: int | None = Field(None, description="position, from 0, of the first query or key that differs")
-    positions: int = Field(0, description="queries or keys that differ")
-    error: float | None = Field(None, description="largest error of a row, relative to the mean size of a row")
-    bound: float | None = Field(None, description="the largest error of the base against itself in other batches")
-    before: int | None = Field(None, description="the last earlier layer whose attention output was compared")
-    layers: int = Field(0, description="layers whose attention output was compared")
-    not_observed: Statement | None = Field(None, description="why it was not observed, or null if it was")
 
 
 class InvarianceResult(Judgement):

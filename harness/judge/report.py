@@ -19,6 +19,7 @@ from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.judgement import WHOLE, Judgement, Metric, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.logits import LogitsRow
+from assay.harness.judge.traces import PartingRow
 from assay.harness.schema import RULE, Part, read_json
 from assay.harness.sides import Role
 from assay.harness.statement import Statement
@@ -335,6 +336,9 @@ class Report(Judgement):
         description="requested differences between the roles: (reference, candidate) by name of the setting"
     )
     layers: LayersResult | None = Field(None, description="null without a layer diff")
+    parting: PartingRow | None = Field(
+        None, description="where the two servers first part on a sequence, or null where they were not both traced"
+    )
     envelope: EnvelopeResult | None = Field(None, description="coverage of the layer diff, or null without one")
     sensitivity: SensitivityResult | None = Field(
         None, description="whether the suites detected a seeded fault, or null if none was seeded"

@@ -88,7 +88,10 @@ def _compare_servers(
         return "failed", state("flags-ignored", flags=unseen)
     diff = _compare_served(fingerprints)
     if diff is not None and diff.undeclared:
-        return "failed", state("served-otherwise", said=[difference.says for difference in diff.undeclared])
+        # Another model or environment may bring what nobody named. That is no pass, and does not excuse what is worse.
+        brought = not {"model", "interpreter"}.isdisjoint(asked)
+        said = [difference.says for difference in diff.undeclared]
+        return "missing" if brought else "failed", state("served-otherwise", said=said)
     if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):
         return "missing", state("settings-not-compared", why=diff.unread)
     arguments, parts = len(servers["reference"].arguments), len(diff.compared) if diff else None

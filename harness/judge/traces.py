@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from assay.harness.evidence.error_table import Floats, relative_l1, sums_of
 from assay.harness.evidence.trace import Trace
+from assay.harness.schema import Part
+from assay.harness.statement import Statement, state
 
 
 def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> dict[int, tuple[float, float]]:
@@ -213,3 +216,58 @@ def _relative(base: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[
     with np.errstate(invalid="ignore", divide="ignore"):
         errors = np.abs(b - a).sum(2) / np.where(size > 0, size, 1.0)
     return np.where(np.isfinite(errors), errors, np.inf)
+
+
+class PartingRow(Part):
+    """Where in the model a request diverges from the same request to the reference, or to the server without the features."""
+
+    features: tuple[str, ...] = Field((), description="features that were on, or empty for two sides of a run")
+    probe: str = Field("", description="traced sequence, or empty if all tokens of the probes agree")
+    index: int | None = Field(None, description="index in its sequence, from 0, of the first token that differs")
+    place: str = Field(
+        "",
+        description='"input" of attention, "cache", "attention", "behind attention", or empty if it was not observed',
+    )
+    layer: int | None = Field(None, description="the first layer that differs; behind attention, the last of the model")
+    names: tuple[str, ...] = Field((), description='the tensors that differ there: "q", "k", "v" or "output"')
+    head: int | None = Field(None, description="head that differs most: a q head, or a kv head for K and V")
+    position: int | None = Field(None, description="position, from 0, of the first query or key that differs")
+    positions: int = Field(0, description="queries or keys that differ")
+    error: float | None = Field(None, description="largest error of a row, relative to the mean size of a row")
+    bound: float | None = Field(None, description="the largest error of the base against itself in other batches")
+    before: int | None = Field(None, description="the last earlier layer whose attention output was compared")
+    layers: int = Field(0, description="layers whose attention output was compared")
+    not_observed: Statement | None = Field(None, description="why it was not observed, or null if it was")
+
+    @property
+    def inside(self) -> Statement:
+        """The observation inside the model, as numbers."""
+        without = {"features", "probe", "index", "not_observed"}
+        return self.not_observed or state("inside-the-model", **self.model_dump(exclude=without))
+
+    @property
+    def where(self) -> str:
+        """The place in a few words, such as "layer 1, before attention, head 3"; empty where it was not observed."""
+        if not self.place:
+            return ""
+        words = {"input": "before attention", "cache": "KV cache", "attention": "attention"}
+        if self.place not in words:
+            return f"after the attention of layer {self.layer}"
+        return f"layer {self.layer}, {words[self.place]}, {'KV head' if self.names[0] in 'kv' else 'head'} {self.head}"
+
+
+def part(base: Trace, again: Trace, other: Trace, least: float) -> dict[str, Any]:
+    """Compare three traces of a request; return the fields of a row.
+
+    Args:
+        again: the base, repeated in another batch.
+        other: the request that may part from it.
+        least: the error below which nothing is a difference.
+
+    Raises:
+        ValueError: the traces are not of the same tokens, layers and shapes.
+    """
+    at = parting(base, again, other, least)
+    # A layer of another kind, such as a recurrent layer, has no attention.
+    before = max((layer for layer in other.outputs if layer < at.layer), default=None)
+    return vars(at) | {"before": before, "layers": len(other.outputs)}

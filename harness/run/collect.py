@@ -25,7 +25,7 @@ from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.manifest import QUESTION_PLAN
 from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run import layer_diff, sensitivity
+from assay.harness.run import layer_diff, sensitivity, side_traces
 from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
 from assay.harness.run.logit_scoring import SCORINGS, score
@@ -293,6 +293,12 @@ def _first_logits(asked: _Asking, role: Role) -> _Work | None:
     return _logits(asked, role, SCORINGS[:1])
 
 
+def _parting(asked: _Asking, role: Role) -> _Work | None:
+    if not side_traces.is_open(asked.plan, asked.folder, role):
+        return None
+    return lambda engine: side_traces.trace_sides(engine, asked.plan, asked.folder)
+
+
 def _seeded_fault(asked: _Asking, role: Role) -> _Work | None:
     if not sensitivity.is_open(asked.plan, asked.folder, role):
         return None
@@ -302,6 +308,8 @@ def _seeded_fault(asked: _Asking, role: Role) -> _Work | None:
 _Step = Callable[[_Asking, Role], _Work | None]
 """One kind of evidence: returns the work that a role's server still has to do for it, or None."""
 
-# A server goes through a group at its own pace; the next group begins when both servers are there. Logits need all answers of the
+# A server goes through a group at its own pace; the next group begins when every server is there. Logits need all answers of the
 # reference, the other steps its first ones. The fault comes last: no other step may read evidence that it spoils.
-_STEPS: tuple[tuple[_Step, ...], ...] = ((_answers, _kernels, _layers), (_first_logits,), (_logits,), (_seeded_fault,))
+_STEPS: tuple[tuple[_Step, ...], ...] = (
+    (_answers, _kernels, _layers), (_first_logits,), (_logits,), (_parting,), (_seeded_fault,),
+)  # fmt: skip

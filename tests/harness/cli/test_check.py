@@ -64,7 +64,7 @@ def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "new+prefix 41+1" in out
     first, *_ = out.splitlines()
-    assert first.startswith("REGRESSION   checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls · ")
+    assert first.startswith("REGRESSION   checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 call · ")
     assert first.endswith(" · exit 1")
 
 
