@@ -90,7 +90,7 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     assert call(*some, "--read-out", "30") == 1
     said = capsys.readouterr()
     assert "\nObserved     " in said.out
-    assert "; wrong on 1 of 1 calls; " in said.err
+    assert "; wrong on 1 of 1 call; " in said.err
     assert "Reading what it computes, for at most 30 s." in said.err
     assert call(*some, "--read-out", "0") == 1
     said = capsys.readouterr()
