@@ -223,7 +223,8 @@ FIELDS: dict[str, FieldInfo] = {
 """The settings of a run, by the name of the flag that sets them."""
 # Lines that a team agrees on once, not from run to run.
 _FILE_ONLY = (
-    "alpha", "bounds", "budget_mb", "greedy_margin", "growth", "length_bound", "logits_limit", "max_tokens", "require",
+    "alpha", "bounds", "budget_mb", "concurrency", "envelope_tokens", "greedy_margin", "greedy_prompts", "growth", "length_bound",
+    "logits_limit", "logits_prompts", "max_tokens", "order_seed", "request_timeout", "require",
 )  # fmt: skip
 FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
 """Settings that are flags, too; the others are set in ``assay.toml`` alone."""
@@ -237,14 +238,14 @@ SERVER_FLAGS = ("device", *ROLES, "model", "engine_arg")
 BENCH_FLAGS = (
     *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]),
     "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "data", "servers",
-    "startup_timeout", "request_timeout",
+    "startup_timeout",
 )  # fmt: skip
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
-BISECT_FLAGS = (*SERVER_FLAGS, "data", "concurrency", "startup_timeout", "request_timeout")
+BISECT_FLAGS = (*SERVER_FLAGS, "data", "startup_timeout")
 """Flags of ``assay bisect layers`` besides its own."""
 
 
-INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout", "request_timeout")
+INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout")
 """Flags of ``assay invariance`` besides its own."""
 
 

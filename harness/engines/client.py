@@ -258,7 +258,7 @@ class Client:
             raise self.error(
                 f"has not answered a request to {path} for {timeout_s:g} s.",
                 "an answer within the request time-out",
-                "find out why it hangs, or raise --request-timeout",
+                "find out why it hangs, or raise request_timeout in assay.toml",
             ) from error
         except (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL) as error:
             await self._watch(_DEATH_WAIT_S)

@@ -172,7 +172,7 @@ def _generate_answers(server: Engine, items: Sequence[Item], answers: Sequence[A
     """
     if not items:
         raise EvidenceError(
-            "The run has no prompt to score.", "at least one item", "set --logits-prompts to at least 1"
+            "The run has no prompt to score.", "at least one item", "set logits_prompts in assay.toml to at least 1"
         )
     recorded = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
 

@@ -41,7 +41,7 @@ SENTENCES: Templates = {
     "log-probabilities-lacking": "{bare} of {answers:counted answer} came without log-probabilities, or with some that are not "
     "finite; use a server that returns them.",
     "too-few-texts": "{prompts} distinct prompts were answered; at least {least} are needed for a pass "
-    "(--greedy-prompts).",
+    "(greedy_prompts in assay.toml).",
     "reference-erratic": "The reference is erratic: asked again, {erratic} of {answers} of its answers changed "
     "by up to {largest:.2g} nats, beyond what rounding and {factor:g} times their median explain.",
     "texts-apart": Measured(

@@ -79,9 +79,9 @@ _WORST = {
     ),
     "recorded-call": (
         "worst error, recorded calls",
-        "Relative L1 against fp64 on the same inputs, by cell and head, over {calls} recorded calls",
+        "Relative L1 against fp64 on the same inputs, by cell and head, over {calls}",
     ),
-    "of-matrix": ("worst error, op-level calls", "Relative L1 against fp64, over {calls:counted call} of {shapes}"),
+    "of-matrix": ("worst error, op-level calls", "Relative L1 against fp64, over {calls} of {shapes}"),
 }
 
 
@@ -89,6 +89,8 @@ _WORST = {
 def _worst(metric: Metric, finite: bool, **over: Any) -> Measured:
     title, explain = _WORST[metric.part]
     text = "not measured" if metric.value is None else f"{times(metric.value)} its bound"
+    if "calls" in over:
+        over["calls"] = counted(over["calls"], "recorded call" if metric.part == "recorded-call" else "call")
     return Measured(title, text if finite else NOT_FINITE, explain.format(**over))
 
 

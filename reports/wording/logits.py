@@ -78,7 +78,7 @@ def _logits_within(**mean: Any) -> str:
 @says
 def _logits_undecided(**mean: Any) -> str:
     return (
-        f"{_found(**mean)}: neither shown to be within {_limit(**mean)} nor above it; more prompts (--logits-prompts) may resolve "
+        f"{_found(**mean)}: neither shown to be within {_limit(**mean)} nor above it; more prompts (logits_prompts) may resolve "
         "this."
     )
 
