@@ -22,7 +22,7 @@ _HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference",
 
 
 def layers_document(result: LayerBisection) -> Document:
-    """The probes, what they were judged by, and the finding with the command that reproduces it."""
+    """The probes, the criterion they were judged by, and the finding with the command that reproduces it."""
     candidate = f"{one_line(result.candidate)} in layers"
     right = f"{RIGHT[result.by]} of {result.prompts}"
     columns = ("probe", candidate, right, "lost", "gained", "p (no loss)", "outcome")
@@ -78,7 +78,7 @@ def layers_document(result: LayerBisection) -> Document:
 
 
 def bisection_document(state: BisectState) -> Document:
-    """The commit, what changed in it, and every probe."""
+    """The commit, its changes, and every probe."""
     result = state.result
     assert result is not None
     named, spec = result.outcome == "found", state.spec
@@ -142,7 +142,7 @@ def _screen(state: BisectState, result: BisectResult) -> list[Row]:
 
 
 def _named(state: BisectState, result: BisectResult) -> Section:
-    """The commit; the suspects where none could be named."""
+    """The commit, or the suspects if none could be named."""
     if (note := result.commit) is None:
         suspects = [
             (Cell(commit[:12], code=True), f" {one_line(state.history[commit])}")
@@ -199,7 +199,7 @@ def _headline(state: BisectState, result: BisectResult) -> str:
 
 
 def _effort(state: BisectState) -> str:
-    """The number of probes, and what one took."""
+    """The number of probes, and how long each took."""
     seconds = sorted(probe.seconds for probe in state.probes)
     commits, skips = len({probe.commit for probe in state.probes}), sum(p.came_out == "skip" for p in state.probes)
     return (

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 FORKED = ROOT / "tests" / "stand_ins" / "forked_processes"
 """Halves the CPU time of a server's start; the slow tests start servers as users do."""
 FEW = ["--questions", "48", "--margin", "0.1"]
-SEED_CASE = [*FEW, "--suites", "accuracy,layers", "--envelope-tokens", "128"]
+SEED_CASE = [*FEW, "--suites", "accuracy,layers", "--config", "shallow.toml"]
 """What shows it; a correct kernel goes through all suites in `test_collect_server.py`."""
 ANSWERS = ["--questions", "48", "--margin", "0.1", "--suites", "accuracy"]
 """For what is not about the other suites: each start and each call of an interpreted kernel costs seconds."""
@@ -43,6 +43,7 @@ def wrong_after_a_while(call: AttentionCall):
 
 
 def assay(folder: Path, *arguments: str, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
+    (folder / "shallow.toml").write_text("[policy]\nenvelope_tokens = 128\n")
     command = [sys.executable, "-m", "assay", "run", "--out", str(folder / "run"), *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, folder, *path)))}
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The words of a layer bisection: why it ended as it did, and the layers that must run the reference."""
+"""Sentences about a layer bisection: why it ended as it did, and the layers that must run the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from assay.harness.text import ranges
 from assay.reports.wording.say import Templates, says
 
 RIGHT = {"answers": "answers right", "text": "texts identical to the reference's"}
-"""What is right of a prompt, by the criterion."""
+"""The criterion that a prompt must meet."""
 
 
 @says
