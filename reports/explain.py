@@ -181,17 +181,10 @@ _FINDINGS = (
     _Advice(
         "feature-changes-output",
         "features that should not affect outputs change the output",
-<<<<<<< HEAD
-        "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and have "
-        "other log-probabilities than without, by more than rounding explains. The finding names the smallest set of features with "
-        "which that happens, the first position at which it shows, and where it was observed the layer and the head at which the "
-        "model's attention calls part: before attention, in the KV cache, in attention, or behind it.",
-=======
         "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and their "
         "log-probabilities differ from those without by more than rounding. The finding names the smallest set of features "
         "that causes this, the first position that shows it, and, where it was observed, the layer and the head at which the "
         "model's attention calls diverge: before attention, in the KV cache, in attention, or after it.",
->>>>>>> main
         "Run the finding's command, which compares these features alone and together; then look at what the engine does at that "
         "position and in that place: page and chunk boundaries, what comes from the cache, and what is computed before it.",
     ),
