@@ -1,8 +1,8 @@
 """Contradictions between the files of a model folder: what they leave to an engine to decide.
 
-Each is a public failure: a head that a tied configuration hides (vllm #51063), or that is missing (vllm #53019), a YaRN factor that the
-lengths contradict (transformers #38224), an end-of-turn token that the generation settings lack (mlx-vlm #2112), two chat templates
-(TGI #3247), and sampling settings that a request without any gets (vllm #17075).
+Each is a public failure: a head that a tied configuration hides (vllm #51063), or that is missing (vllm #53019), a YaRN factor
+that the lengths contradict (transformers #38224), an end-of-turn token that the generation settings lack (mlx-vlm #2112), two chat
+templates (TGI #3247), and sampling settings that a request without any gets (vllm #17075).
 """
 
 from __future__ import annotations
