@@ -242,6 +242,11 @@ BENCH_FLAGS = (
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
 BISECT_FLAGS = (*SERVER_FLAGS, "data", "concurrency", "startup_timeout", "request_timeout")
 """Flags of ``assay bisect layers`` besides its own."""
+SIDES_FLAGS = (
+    *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]), "data", "questions", "greedy_prompts", "logits_prompts",
+    "concurrency", "margin", "greedy_margin", "startup_timeout", "request_timeout",
+)  # fmt: skip
+"""Flags of ``assay bisect sides``."""
 
 
 INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout", "request_timeout")
