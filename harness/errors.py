@@ -61,7 +61,7 @@ class EngineError(AssayError):
 
     Args:
         found, expected, do, details: see `AssayError`.
-        cause: id of the known cause (`assay.harness.engines.sglang.failures.CAUSES`); empty if it is not known.
+        cause: id of the known cause (`assay.harness.engines.sglang.failures.CAUSES`), or empty if unknown.
     """
 
     def __init__(self, found: str, expected: str = "", do: str = "", *, details: str = "", cause: str = "") -> None:
@@ -74,4 +74,4 @@ class EvidenceError(AssayError):
 
 
 class ChangedError(EvidenceError):
-    """What is served, or the code that serves it, is not what it was to be. Exit code 3: nothing was compared."""
+    """The server, or the code that it runs, is not the expected one. Exit code 3: nothing was compared."""

@@ -8,15 +8,17 @@ from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState
 from assay.harness.drivers.bisect.layer_task import LayerBisection
 from assay.harness.drivers.bisect.sides_task import SidesBisection
 from assay.harness.text import clip, counted, few, one_line, ranges
-from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Section, Table
+from assay.harness.verdict import Finding
+from assay.reports.document import MORE, Block, Cell, Code, Document, Facts, Findings, Items, Line, Row, Section, Table
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.wording.bisection import MEASURED, RIGHT
-from assay.reports.wording.say import say
+from assay.reports.wording.say import said_finding, say
 from assay.reports.wording.written import worded_json
 
 _COLUMNS = ("probe", "for", "commit", "outcome", "worst call, or why skipped", "seconds")
 _STATUS = {"good": "pass", "bad": "regression", "skip": "warning"}
-_SUSPECTS = 100
+# Suspects that are listed, and those on the first screen.
+_SUSPECTS, _SUSPECTS_FIRST = 100, 8
 _SIDES_HEADINGS = {"found": "Broken by", "nothing": "Nothing is broken", "inconclusive": "No verdict"}
 # Names of a list that are shown.
 _NAMED = 3
@@ -25,7 +27,7 @@ _HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference",
 
 
 def layers_document(result: LayerBisection) -> Document:
-    """The probes, what they were judged by, and the finding with the command that reproduces it."""
+    """The probes, the criterion they were judged by, and the finding with the command that reproduces it."""
     candidate = f"{one_line(result.candidate)} in layers"
     right = f"{RIGHT[result.by]} of {result.prompts}"
     columns = ("probe", candidate, right, "lost", "gained", "p (no loss)", "outcome")
@@ -57,6 +59,14 @@ def layers_document(result: LayerBisection) -> Document:
         verdict=None,
         exit_code=int(result.exit_code),
         headline=f"{_HEADINGS[result.outcome]}: {say(result.why)}",
+        screen=[
+            *_found(result.findings),
+            *([Row("Probes", f"{counted(len(rows), 'probe')} of {over}, by {result.by}")] if rows else []),
+            Row("Compared", f"by {result.by}; {known}"),
+            *([Row("Asked twice", twice.removeprefix("When asked twice, "))] if rows else []),
+            *([] if result.findings else [Row("Next", Cell(result.reproduce, code=True), "repeats this bisection")]),
+            MORE,
+        ],
         body=[
             *([Table(columns, rows, title, numbers=(0, 2, 3, 4, 5))] if rows else []),
             Line(
@@ -88,22 +98,30 @@ def sides_document(result: SidesBisection) -> Document:
         for number, probe in enumerate(result.probes, 1)
     ]
     sets = len({probe.applied for probe in result.probes})
-    title = f"{counted(len(rows), 'probe')} of {counted(sets, 'set')} in {seconds / 60:.0f} min"
     columns = ("probe", "applied to the reference", "outcome", "by", "value", "limit", "seconds")
     unsteady = "Some sets came out both ways, so each was probed until one outcome led clearly."
     left = f"Packages that only the reference has stay in every probe: {few(result.left_out, _NAMED)}."
+    probed = f"{counted(len(rows), 'probe')} of {counted(sets, 'set')} of {counted(count, 'difference')}"
     return Document(
         command="bisect sides",
         title=f"{counted(count, 'difference')} between two sides",
         verdict=None,
         exit_code=int(result.exit_code),
         headline=f"{_SIDES_HEADINGS[result.outcome]}: {', '.join(sum(result.sets, ())) or say(result.why)}",
+        screen=[
+            *_found(result.findings),
+            Row("Probes", f"{probed}, {seconds / 60:.0f} min"),
+            *([] if result.steady else [Row("Unsteady", unsteady)]),
+            *([Row("Left out", left)] if result.left_out else []),
+            *([] if result.findings else [Row("Next", Cell(result.reproduce, code=True), "repeats this bisection")]),
+            Row("More", "--all prints the rest; the page has every probe"),
+        ],
         body=[
             *([Line(say(result.why))] if result.sets else []),
             Findings(result.findings),
             *([] if result.steady else [Line(unsteady)]),
             *([Line(left)] if result.left_out else []),
-            Section("Probes", [Table(columns, rows, title, numbers=(0, 4, 5, 6))], "probes"),
+            Section("Probes", [Table(columns, rows, probed, numbers=(0, 4, 5, 6))], "probes"),
             Section("Differences", [Items([each.label for each in result.differences])], "differences"),
             Code(result.reproduce, "Repeat this bisection"),
         ],
@@ -119,7 +137,7 @@ def _applied(names: Sequence[str], of: int) -> str:
 
 
 def bisection_document(state: BisectState) -> Document:
-    """The commit, what changed in it, and every probe."""
+    """The commit, its changes, and every probe."""
     result = state.result
     assert result is not None
     named, spec = result.outcome == "found", state.spec
@@ -132,6 +150,7 @@ def bisection_document(state: BisectState) -> Document:
         word="Found" if named else "Ambiguous",
         headline=_headline(state, result),
         meaning=result.commit.subject if result.commit else "",
+        screen=_screen(state, result),
         crumbs=[state.spec.repo],
         body=[
             Facts(
@@ -149,8 +168,40 @@ def bisection_document(state: BisectState) -> Document:
     )
 
 
+def _found(findings: Sequence[Finding]) -> list[Row]:
+    """Return the rows of findings: what is wrong, and the command that shows it again."""
+    rows = [
+        Row("Finding" * (not n), one_line(said.sentence, 200)) for n, said in enumerate(map(said_finding, findings[:3]))
+    ]
+    return [*rows, *(Row("Next", Cell(finding.reproduce, code=True), "shows it again") for finding in findings[:1])]
+
+
+def _screen(state: BisectState, result: BisectResult) -> list[Row]:
+    """Return the rows: the commit and what changed in it, or the suspects; what is wrong, and how it was probed."""
+    rows: list[Row] = []
+    if note := result.commit:
+        changed = note.diffstat.strip().splitlines()[-1:]
+        rows = [
+            Row("Commit", one_line(note.subject, 120)),
+            Row("", f"{note.commit[:12]} by {one_line(note.author, 60)}, {note.date}"),
+            *(Row("Changed", one_line(line, 120)) for line in changed),
+            Row("Checked", _checked(state, note)),
+        ]
+    for n, commit in enumerate([] if result.commit else result.suspects[:_SUSPECTS_FIRST]):
+        rows.append(Row("Suspects" * (not n), f"{commit[:12]} {one_line(state.history[commit], 100)}"))
+    if not result.commit and (more := len(result.suspects) - _SUSPECTS_FIRST) > 0:
+        rows.append(Row("", f"and {more} more"))
+    return [
+        *rows,
+        *_found(result.findings),
+        Row("Probes", _effort(state).rstrip(".")),
+        *([] if result.findings else [Row("Next", Cell(state.command, code=True), "repeats it in a new folder")]),
+        Row("More", "--all prints the rest; the page has every probe"),
+    ]
+
+
 def _named(state: BisectState, result: BisectResult) -> Section:
-    """The commit; the suspects where none could be named."""
+    """The commit, or the suspects if none could be named."""
     if (note := result.commit) is None:
         suspects = [
             (Cell(commit[:12], code=True), f" {one_line(state.history[commit])}")
@@ -207,7 +258,7 @@ def _headline(state: BisectState, result: BisectResult) -> str:
 
 
 def _effort(state: BisectState) -> str:
-    """The number of probes, and what one took."""
+    """The number of probes, and how long each took."""
     seconds = sorted(probe.seconds for probe in state.probes)
     commits, skips = len({probe.commit for probe in state.probes}), sum(p.came_out == "skip" for p in state.probes)
     return (

@@ -37,7 +37,7 @@ def layers(
 ) -> None:
     """Find the layers that need the reference.
 
-    In one running server, layers go back to the reference until the output is correct again.
+    Layers of one running server are switched back to the reference until the output is correct again.
 
     Exit codes: 0 no layer needs the reference, 1 layers were found, 2 usage error, 3 undecided.
 
@@ -117,7 +117,7 @@ _Raises = Annotated[
 @_bisect_app.command()
 def commits(
     repo: Annotated[
-        Path, typer.Option(help="A folder of the repository. Its checkout is never touched.", callback=_REPOSITORY)
+        Path, typer.Option(help="A folder of the repository. Its checkout stays untouched.", callback=_REPOSITORY)
     ] = Path("."),
     good: Annotated[str, typer.Option(help="A revision whose kernel is good.", show_default=False)] = "",
     bad: Annotated[str, typer.Option(help="A later revision whose kernel is bad.", show_default=False)] = "",
@@ -133,9 +133,9 @@ def commits(
 ) -> None:
     """Find the commit that made a kernel worse.
 
-    The same command resumes a bisection that was stopped.
+    Run the same command again to resume a bisection that was stopped.
 
-    Exit codes: 0 a commit is named, 2 usage error (also if a stated end turns out otherwise), 3 no commit could be named.
+    Exit codes: 0 a commit is named, 2 usage error (also if --good or --bad is not what you stated), 3 no commit could be named.
 
     """
     from assay.harness.drivers.bisect.commits.bisection import bisect_commits, bisection_spec
@@ -154,7 +154,7 @@ def commits(
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """End a bisection on Ctrl-C and SIGTERM with its worktree removed and a message."""
+    """On Ctrl-C and SIGTERM, end a bisection with a message and remove its worktree."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

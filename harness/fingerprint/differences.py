@@ -272,7 +272,7 @@ def _covers(declares: str, name: str) -> bool:
 def _unseen(
     asked: Mapping[str, tuple[str, str]], differ: Sequence[Difference], compared: Collection[str]
 ) -> Iterator[Difference]:
-    """Yield the settings that were meant to differ but have no effect, although it would be visible."""
+    """Yield the settings that were meant to differ but have no effect, although an effect would be visible."""
     for setting, (ours, theirs) in asked.items():
         covered = [name for name in _DECLARES.get(setting, ()) if name.partition(".")[0] in compared]
         if setting in ("engine", "interpreter", "packages", "model") or setting in _NO_TRACE or not covered:

@@ -1,4 +1,4 @@
-"""Delta debugging: from what fails to a part of it that fails and has nothing to spare; and bisection, which is cheaper, before it.
+"""Delta debugging: reduce a failing input to a part that still fails and that needs every one of its items. Bisection is cheaper.
 
 Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28(2),
 2002, figure 3.
@@ -16,7 +16,7 @@ _Item = TypeVar("_Item")
 def ddmin(items: Sequence[_Item], holds: Callable[[Sequence[_Item]], bool]) -> list[_Item]:
     """Reduce `items`, for which `holds` is true, to a part for which it is true, and false if any one of its items is removed.
 
-    The property need not be monotone: one that holds for a part may fail for what contains it.
+    The property need not be monotone: it may hold for a part and fail for a larger part.
     """
     some, parts = list(items), 2
     while len(some) > 1:

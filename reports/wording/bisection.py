@@ -1,4 +1,4 @@
-"""The words of bisections of layers and of sides: why they ended as they did, and what is named."""
+"""Sentences about bisections of layers and of sides: why they ended as they did, and what they name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from assay.harness.text import ranges
 from assay.reports.wording.say import Templates, says
 
 RIGHT = {"answers": "answers right", "text": "texts identical to the reference's"}
-"""What is right of a prompt, by the criterion."""
+"""The criterion that a prompt must meet."""
 
 
 MEASURED = {

@@ -30,7 +30,7 @@ def _largest_changes(nats: list[float]) -> str:
 
 @says
 def _close_limit(metric: Metric, factor: float | None, declared: list[str]) -> Measured:
-    source = f"What is explained by {explained_by(declared)}" if factor is None else f"{factor:g} times the floor"
+    source = f"The change explained by {explained_by(declared)}" if factor is None else f"{factor:g} times the floor"
     return Measured("limit of the log-odds' change", f"{metric.value:.2g} nats", source)
 
 
@@ -41,7 +41,7 @@ SENTENCES: Templates = {
     "log-probabilities-lacking": "{bare} of {answers:counted answer} came without log-probabilities, or with some that are not "
     "finite; use a server that returns them.",
     "too-few-texts": "{prompts} distinct prompts were answered; at least {least} are needed for a pass "
-    "(--greedy-prompts).",
+    "(greedy_prompts in assay.toml).",
     "reference-erratic": "The reference is erratic: asked again, {erratic} of {answers} of its answers changed "
     "by up to {largest:.2g} nats, beyond what rounding and {factor:g} times their median explain.",
     "texts-apart": Measured(

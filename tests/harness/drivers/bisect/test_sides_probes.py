@@ -93,7 +93,7 @@ def test_a_bisection_goes_on_where_it_stopped(asked: list[set[str]], tmp_path: P
 def test_another_question_and_another_folder_are_refused(asked: list[set[str]], tmp_path: Path) -> None:
     bisect_sides(spec(), tmp_path / "out", quiet())
     with pytest.raises(UsageError, match="holds another bisection"):
-        bisect_sides(spec(greedy_prompts=8), tmp_path / "out", quiet())
+        bisect_sides(spec(margin=0.03), tmp_path / "out", quiet())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(UsageError, match="holds no bisection"):
