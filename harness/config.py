@@ -1,8 +1,8 @@
 """``assay.toml`` and flags -> `RunSpec`, validated once: two sides, a workload and a policy.
 
-A key in ``assay.toml`` has the name of its flag. ``[run]`` sets what is run, ``[policy]`` the bounds that apply. Flags override the
-file, the file overrides the profile of the device. The policy records where each of its lines came from, so that every number of a
-verdict can name the line that decided it.
+A key in ``assay.toml`` has the name of its flag. ``[run]`` sets what to run, ``[policy]`` the bounds that apply. Flags override
+the file, and the file overrides the profile of the device. The policy records the origin of each of its lines, so that every
+number of a verdict can name the line that decided it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from assay.harness.workload import Workload
 
 FILE = "assay.toml"
 RUNS = Path("runs")
-"""Folder of the runs and bisections whose folder is not named."""
+"""Folder of the runs and bisections without a named folder."""
 
 _Placement = Literal["auto", "together", "in-turn"]
 
 _CANDIDATE = "sage_attn"
-# Defaults of a device, by flag. `envelope_tokens`: on the CPU it is what a run of a few minutes allows, with every
-# count of blocks up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens.
+# Defaults of a device, by flag. `envelope_tokens`: on the CPU, as many as a run of a few minutes allows, with every count of
+# blocks up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens.
 _LOADS: dict[Device, dict[str, int]] = {
     "cpu": {"logits_prompts": 64, "envelope_tokens": 256},
     "cuda": {"logits_prompts": 256, "envelope_tokens": 2048},
@@ -57,7 +57,7 @@ _SIDE_KEYS = {
     "interpreter": "{}_python",
     "packages": "{}_with",
 }
-# The keys of the tables of both sides: the fields, of which one has the name of its flag.
+# The keys of the tables of both sides: the fields, where one has the name of its flag.
 _TABLE_KEYS = {"with" if part == "packages" else part: name for part, name in _SIDE_KEYS.items()}
 _OF_SIDE: dict[Role, dict[str, str]] = {
     role: {name.format(role): part for part, name in _SIDE_KEYS.items() if part != "backend"} for role in ROLES
@@ -65,13 +65,13 @@ _OF_SIDE: dict[Role, dict[str, str]] = {
 
 
 def defaults(device: Device) -> dict[str, Any]:
-    """Return the defaults of a device, by flag: those of its loads, and the reference that its engine has there."""
+    """Return the defaults of a device, by flag: its loads, and the engine's reference backend there."""
     reference = profile_of(Side.model_fields["engine"].default).references[device]
     return {"reference": reference, "candidate": _CANDIDATE, **_LOADS[device]}
 
 
 class RunSpec(Settings):
-    """Everything that decides what a run does: two sides, what they are asked, the limits, and where they run.
+    """Everything that decides what a run does: two sides, their questions, the limits, and where they run.
 
     It is written into the run's manifest.
     """
@@ -92,13 +92,13 @@ class RunSpec(Settings):
 
     @classmethod
     def of(cls, **given: Any) -> Self:
-        """Sort settings that are named as their flags are into the parts of a run::
+        """Sort settings that are named like their flags into the parts of a run::
 
             RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512)
 
-        `model` and `engine_arg` are those of both sides; `candidate_model`, `candidate_arg`, `candidate_env`, `candidate_python`
-        and `candidate_with`, and the same of the reference, are those of one side. What is not given has its device's default.
-        A candidate with settings of its own has the reference's backend, unless another one is named::
+        `model` and `engine_arg` apply to both sides; `candidate_model`, `candidate_arg`, `candidate_env`, `candidate_python`,
+        `candidate_with`, and the same for the reference, apply to one side. Missing settings get the default of their device. A
+        candidate with its own settings has the reference's backend, unless another one is named::
 
             RunSpec.of(reference="triton", candidate_arg=("--kv-cache-dtype=fp8_e4m3",))
 
@@ -113,7 +113,7 @@ class RunSpec(Settings):
 
     @classmethod
     def _sorted(cls, given: dict[str, Any]) -> Self:
-        """Sort settings, and where each line of the policy came from, into the parts of a run."""
+        """Sort settings, and the origin of each line of the policy, into the parts of a run."""
         device = given.get("device", "cpu")
         usual = defaults(device) if device in get_args(Device) else {}
         if "candidate" not in given and _OF_SIDE["candidate"].keys() & given.keys():
@@ -134,7 +134,7 @@ class RunSpec(Settings):
 
     @property
     def treatment(self) -> dict[str, tuple[str, str]]:
-        """The settings in which the sides differ, as asked: (reference, candidate) by name of the setting."""
+        """The settings in which the sides differ, as requested: (reference, candidate) by name of the setting."""
         return treatment(self.reference, self.candidate)
 
     @property
@@ -151,12 +151,12 @@ class RunSpec(Settings):
         return self.model_copy(update=parts | settings)
 
     def recorded(self) -> Self:
-        """Return the spec as a manifest has it: without the secrets of its sides."""
+        """Return the spec as recorded in a manifest: without the secrets of its sides."""
         candidate = without_secrets(self.candidate, beside=self.reference)
         return self.model_copy(update={"reference": without_secrets(self.reference), "candidate": candidate})
 
     def given_flags(self, names: Iterable[str]) -> list[str]:
-        """List the flags among `names` that repeat a run, without secrets: both roles, and whatever differs from its default."""
+        """List the flags among `names` that repeat a run, without secrets: both roles, and every value that is not a default."""
         flags = []
         for name in names:
             value = self._setting(name)
@@ -188,19 +188,19 @@ class RunSpec(Settings):
 
     @property
     def weakened(self) -> tuple[str, ...]:
-        """The lines of policy that pass more than their defaults do."""
+        """The lines of policy that are more lenient than their defaults."""
         return self.policy.weakened(defaults(self.device))
 
 
 def _as_given(value: Any) -> Any:
-    """Return a setting of a side as its flag gives it, without secrets."""
+    """Return a setting of a side in the form of its flag, without secrets."""
     if isinstance(value, Mapping):
         return tuple(f"{name}={hide(name, variable)}" for name, variable in value.items())
     return hide_flags(value) if isinstance(value, tuple) else value
 
 
 def _described(name: str, description: str) -> FieldInfo:
-    """Return the field of a side, as the flag that sets it describes it."""
+    """Return the field of a side with the description of its flag."""
     return FieldInfo.merge_field_infos(Side.model_fields[name], description=description)
 
 
@@ -235,8 +235,8 @@ _FILE_ONLY = (
     "logits_limit", "logits_prompts", "max_tokens", "order_seed", "request_timeout", "require",
 )  # fmt: skip
 FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
-"""Settings that are flags, too; the others are set in ``assay.toml`` alone."""
-# Flags that only a run compared with the accepted baselines has.
+"""Settings that are flags, too; the others can be set only in ``assay.toml``."""
+# Flags that only a run with the accepted baselines has.
 _GATE_FLAGS = ("baselines", "fingerprint")
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
 REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env", "with")))
@@ -250,11 +250,15 @@ BENCH_FLAGS = (
 )  # fmt: skip
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
 BISECT_FLAGS = (*SERVER_FLAGS, "data", "startup_timeout")
-"""Flags of ``assay bisect layers`` besides its own."""
+"""Flags of ``assay bisect layers``, in addition to its own."""
+SIDES_FLAGS = (
+    *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]), "data", "questions", "margin", "startup_timeout",
+)  # fmt: skip
+"""Flags of ``assay bisect sides``."""
 
 
 INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout")
-"""Flags of ``assay invariance`` besides its own."""
+"""Flags of ``assay invariance``, in addition to its own."""
 
 
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
@@ -262,7 +266,7 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
 
     Args:
         flags: values by the name of the flag.
-        file: the ``assay.toml`` to read; None reads the one in the working directory, if any.
+        file: the ``assay.toml`` to read, or None for the one in the working directory, if any.
 
     Raises:
         UsageError: an unreadable file, an unknown key, or a value out of range.
@@ -283,10 +287,10 @@ def is_candidate_named(flags: Mapping[str, Any], file: Path | None) -> bool:
 
 
 def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
-    """Return the spec that a run's manifest holds.
+    """Return the spec in a run's manifest.
 
     Raises:
-        EvidenceError: it is not one that this version of assay would run.
+        EvidenceError: this version of assay would not run such a spec.
     """
     try:
         return RunSpec(**recorded)
@@ -301,7 +305,7 @@ def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:
-    """Read the keys of ``[run]`` and ``[policy]`` of an ``assay.toml``; an empty dict if there is none and none was named."""
+    """Read the keys of ``[run]`` and ``[policy]`` of an ``assay.toml``, or return an empty dict if none exists or was named."""
     path = file or Path(FILE)
     if not path.exists():
         if file is None:
@@ -347,7 +351,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
 
 
 def _usage_error(error: ValidationError, file: Path, written: Collection[str], flags: Collection[str]) -> UsageError:
-    """Make the usage error of a field that is not valid, which the ``assay.toml`` or a flag set."""
+    """Make the usage error for an invalid field, set by the ``assay.toml`` or by a flag."""
     first = error.errors()[0]
     name = _setting_at(first["loc"], {*written, *flags})
     field = FIELDS.get(name)
@@ -369,7 +373,7 @@ def _usage_error(error: ValidationError, file: Path, written: Collection[str], f
 
 
 def _setting_at(place: tuple[int | str, ...], given: Collection[str]) -> str:
-    """Return the name of the flag that sets what an error is about, from its place in a `RunSpec`; one of those `given`, if any."""
+    """Return the name of the flag that an error is about, from its place in a `RunSpec`; one of those `given`, if any."""
     part, inside = (*map(str, place), "", "")[:2]
     if part in ROLES:
         name = _SIDE_KEYS.get(inside, "{}").format(part)
@@ -380,7 +384,7 @@ def _setting_at(place: tuple[int | str, ...], given: Collection[str]) -> str:
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """List the words that a field may be, or may list; none if it is no choice of words."""
+    """List the words that a field may be, or may list; none if it is not a choice of words."""
     annotation = FIELDS[name].annotation if name in FIELDS else None
     if get_origin(annotation) is tuple:
         annotation = get_args(annotation)[0]
@@ -394,7 +398,7 @@ def _listed_or(words: Collection[str]) -> str:
 
 
 def expectation(message: str) -> str:
-    """Extract what was expected from a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
+    """Extract the expectation from a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
     plain = (
         message.removeprefix("Value error, ").removeprefix("Input should be ").replace("Input ", "it ", 1).rstrip(".")
     )
@@ -406,11 +410,11 @@ def expectation(message: str) -> str:
 
 
 def points_meant(given: str, value: object) -> str:
-    """Advise on points given for a fraction: "5 points = 0.05: give --margin 0.05"; empty for any other value.
+    """Advise on points given for a fraction ("5 points = 0.05: give --margin 0.05"), or return an empty string.
 
     Args:
         given: the flag, or the key of an ``assay.toml``.
-        value: what it is set to.
+        value: its value.
     """
     if not isinstance(value, int | float) or not 1 <= value <= 100:
         return ""

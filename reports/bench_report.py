@@ -1,4 +1,4 @@
-"""The document of a bench, whose section on latency is also part of a run's report."""
+"""The document of a bench; its latency section is also part of a run's report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bench_document(result: LatencyResult) -> Document:
 
 
 def latency_section(result: LatencyResult) -> Section:
-    """Build the section on latency: sentences, the ratios of all loads, answer lengths, checks, and what was counted."""
+    """Build the section on latency: sentences, the ratios of all loads, answer lengths, checks, and the calls counted."""
     first, *lines = latency_lines(result)
     titles = "; ".join(f"{metric}: {TIMES[metric]}" for metric in dict.fromkeys(row.metric for row in result.rows))
     about = (
@@ -118,7 +118,7 @@ def _load(load: LoadRow) -> Section:
 
 
 def calls_table(calls: tuple[CallSummary, ...]) -> Block:
-    """Build the table of the attention calls that were counted in a server."""
+    """Build the table of the attention calls counted in a server."""
     rows: list[tuple[Words, ...]] = []
     for call in calls:
         kernel = Cell(call.kernel, note=f"delegated by {call.delegated_by}" if call.delegated_by else "")

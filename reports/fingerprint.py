@@ -1,4 +1,4 @@
-"""The documents of ``assay fingerprint``: one fingerprint, and what differs between two."""
+"""The documents of ``assay fingerprint``: one fingerprint, and the differences between two."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MOST = 3
 
 
 def fingerprint_document(made: Fingerprint) -> Document:
-    """Build the document of a fingerprint: what is served, part by part, what is wrong in itself, what was not observed."""
+    """Build the document of a fingerprint: each part, parts that are wrong in themselves, and parts that were not observed."""
     wrong = [fault for fault in faults(made) if fault.outputs]
     beware = [fault for fault in faults(made) if not fault.outputs]
     body: list[Block] = [Facts([("model", made.model), ("observed in", made.source), ("engine", made.engine)])]
     if wrong:
         body.append(Section("Wrong in itself", [Items([_line(fault) for fault in wrong])], "wrong"))
     if beware:
-        body.append(Section("To be known", [Items([_line(fault) for fault in beware])], "beware"))
+        body.append(Section("Good to know", [Items([_line(fault) for fault in beware])], "beware"))
     body.append(Table(("part", "observed", "seconds"), [_row(made, part) for part in PARTS], numbers=(2,)))
     for name, title in (("arguments", "Resolved arguments"), ("environment", "Environment"), ("packages", "Packages")):
         values = getattr(made, name)
@@ -85,7 +85,7 @@ def _nothing_wrong(made: Fingerprint) -> str:
     if not unseen:
         return "nothing is wrong in itself"
     verb = "was" if unseen == ["rope"] else "were"
-    return f"nothing that was observed is wrong in itself; {listed(unseen)} {verb} not"
+    return f"no observed part is wrong in itself; {listed(unseen)} {verb} not observed"
 
 
 def _row(made: Fingerprint, part: str) -> tuple[str | Cell, ...]:
@@ -123,7 +123,7 @@ def _backends(resolved: Sequence[Resolved]) -> Table:
 
 
 def diff_document(result: FingerprintDiff) -> Document:
-    """Build the document of a diff: what changes outputs and is not declared comes first."""
+    """Build the document of a diff: undeclared differences that change outputs come first."""
     counting = result.undeclared
     declared = [difference for difference in result.differences if difference.declared]
     other = [difference for difference in result.differences if not difference.counts and not difference.declared]
@@ -151,13 +151,13 @@ def diff_document(result: FingerprintDiff) -> Document:
     if counting:
         headline = f"{counting[0].says}" + (f"; and {len(counting) - 1} more" if len(counting) > 1 else "") + "."
     elif result.compared:
-        but = " but for what was declared" if any(difference.outputs for difference in declared) else ""
+        but = " except for declared differences" if any(difference.outputs for difference in declared) else ""
         parts = counted(len(result.compared), "part")
         were = "was" if len(result.compared) == 1 else "were"
         headline = f"Nothing that changes outputs differs{but}, in {parts} that {were} compared."
         if result.lost:
             was = "was" if len(result.lost) == 1 else "were"
-            headline = f"{listed(result.lost)} {was} observed on one side alone. Nothing else counts{but}, in {parts}."
+            headline = f"{listed(result.lost)} {was} observed on one side only. Nothing else counts{but}, in {parts}."
         if result.unread:
             headline = (
                 f"Settings of the model were not compared ({result.unread}). Nothing else counts{but}, in {parts}."

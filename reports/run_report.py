@@ -1,4 +1,4 @@
-"""The document of a run: why it has its verdict, what to do, every suite, and what the verdict covers."""
+"""The document of a run: the reasons for its verdict, what to do, every suite, and what the verdict covers."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from assay.reports.wording.say import measured_of, said_finding, say
 from assay.reports.wording.servers import counted_calls, traced_kernels
 from assay.reports.wording.verdict import headline, sides_of
 
-_LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
+_LOG, _LOG_LINE = 12, 300  # lines of a server's log outside the page, and their length
 _MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
 _LABELS = {
     "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
     "baseline": "Baseline", "latency": "Latency",
 }  # fmt: skip
-_SUITES = 12  # that a terminal and Markdown show
+_SUITES = 12  # suites that a terminal and Markdown show
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")
 
 
 def run_document(report: Report, page: str | Path = "") -> Document:
-    """All that a report says, for every medium; with the path of its page, if there is one to name."""
+    """Build the document of a report, for every medium, with the path of its page, if it has one."""
     compared = " against ".join(sides_of(report))
     body = _body(report)
     return Document(
@@ -82,7 +82,7 @@ def run_document(report: Report, page: str | Path = "") -> Document:
 
 
 def _first(report: Report) -> str:
-    """Return the first line of a terminal: what was compared with what, on what; empty for a failure, which the headline names."""
+    """Return the first line of a terminal: the comparison and the model, or an empty string for a failure (see the headline)."""
     if report.failure:
         return ""
     model = report.environment.model.rstrip("/")
@@ -97,7 +97,7 @@ def _first(report: Report) -> str:
 
 
 def _screen(report: Report) -> list[Row]:
-    """Return the few rows that decided a run, and how to go on."""
+    """Return the few rows that decided a run, and the next commands."""
     if report.failure:
         return _failed_screen(report)
     unmet = [said_check(check) for check in summary.unmet(report) if check.status in ("failed", "missing")]
@@ -150,7 +150,7 @@ def _cause(report: Report) -> list[Row]:
 
 
 def _suite_row(suite: SuiteResult) -> Row:
-    """Return the row of a suite: what it measured, and what its policy allows."""
+    """Return the row of a suite: its measurement, and its policy's limit."""
     metric = summary.shown_metric(suite)
     if metric is None:
         return Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 160))
@@ -178,7 +178,7 @@ def _covers(report: Report) -> str:
 
 
 def _next(report: Report) -> list[Row]:
-    """Return how to go on after a run that did not pass: the cause without a server, its explanation, or what would decide."""
+    """Return the next steps after a run that did not pass: reproduce the cause without a server, explain it, or decide the run."""
     cause = summary.main_finding(report)
     if report.verdict == "regression" and cause is not None:
         steps = [(Cell(cause.reproduce, code=True), "no server" if cause.does else "")]
@@ -240,7 +240,7 @@ def _parting(report: Report) -> list[Block]:
 
 
 def _failure(report: Report) -> list[Block]:
-    """Return what shows a failure: how the server ended, and its log; none where nothing does."""
+    """Return the evidence of a failure: how the server ended, and its log, if any."""
     if report.failure is None or not report.failure.details:
         return []
     first, _, rest = report.failure.details.partition("\n")
@@ -253,12 +253,12 @@ def _failure(report: Report) -> list[Block]:
 
 def _steps(report: Report) -> Section:
     steps = [Code(command, text) for text, command in summary.next_steps(report)]
-    title = "To go on" if report.failure else "What to do"
+    title = "To continue" if report.failure else "What to do"
     return Section(title, [Section("", steps, style="steps")] if steps else [], "next")
 
 
 def _rows(suites: Sequence[SuiteResult]) -> list[tuple[Words, ...]]:
-    """A row for each suite, which leads to its section."""
+    """Make a row for each suite, with a link to its section."""
     rows: list[tuple[Words, ...]] = []
     for number, suite in enumerate(suites, 1):
         measured, bound, policy = summary.deciding(suite)
@@ -278,14 +278,14 @@ def _envelope(report: Report) -> list[Block]:
         (row.phase, row.title, row.label, f"{row.calls:,}{needed[row.wanted and not row.calls]}")
         for row in report.envelope.rows
     ]
-    note = "Those of the layer that has the fewest."
+    note = "Counts are from the layer with the fewest."
     table = Table(("Phase", "Condition", "Bucket", "Compared calls"), rows, "", note, numbers=(3,), style="envelope")
     fold = Section("Compared calls by condition", [table], detail=True, folded=True)
     return [*map(Line, covered), Line(uncovered, "quiet after"), fold]
 
 
 def _checks(report: Report, undecided: bool = False) -> Section:
-    """Show the checks that are not met; of an undecided run, these are what is missing."""
+    """Show the unmet checks; in an undecided run, these are what is missing."""
     unmet = summary.unmet(report)
     return Section(
         "What is missing" if undecided else "Checks",
@@ -297,7 +297,7 @@ def _checks(report: Report, undecided: bool = False) -> Section:
 
 
 def _calls(report: Report) -> Section:
-    """The attention calls of both servers, and the kernels that were traced: in sentences, and below them as tables."""
+    """Show the attention calls of both servers and the traced kernels: in sentences, and below them as tables."""
     facts: list[tuple[Words, ...]] = []
     tables: list[Block] = []
     for role, server in (("reference", report.reference), ("candidate", report.candidate)):
@@ -336,7 +336,7 @@ def _environment(report: Report) -> Section:
     ]
     title = "Server arguments that differ besides the treatment"
     differ = Table(("Argument", "Reference", "Candidate", "Why"), rows, title)
-    none = Line("The servers' arguments differ in nothing but the treatment.", "quiet")
+    none = Line("The servers' arguments differ only in the treatment.", "quiet")
     names = ("device", "hardware", "python", "git", "model", "model_hash")
     facts = [(name.replace("_", " ").capitalize(), getattr(environment, name) or summary.NOTHING) for name in names]
     launched = [
@@ -350,7 +350,7 @@ def _environment(report: Report) -> Section:
 
 
 def _cases(report: Report, body: Sequence[Block]) -> list[Suite]:
-    """A suite with the verdict and the checks, and one per suite of the run."""
+    """Make a suite with the verdict and the checks, and one per suite of the run."""
     prefix = f"assay.{_name(report.candidate.backend)}"
     said = [f"What to do: {report.failure.do}", ""] if report.failure else []
     said += [*plain_text(body).split("\n"), f"Repeat this run: {report.reproduce}"]
@@ -393,5 +393,5 @@ def _suite_case(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
 
 
 def _name(text: str) -> str:
-    """`text` as one part of a class name: CI systems split them at dots, so a URL or a `module:function` must not add any."""
+    """Make `text` one part of a class name: CI systems split names at dots, so a URL or a `module:function` must not add any."""
     return re.sub(r"[^\w-]+", "_", one_line(text, 100)) or "_"

@@ -45,14 +45,14 @@ def _row(run: RunLine) -> tuple[Words, ...]:
 
 
 def _treatment(run: RunLine) -> str:
-    """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
+    """Describe the comparison: "sage_attn against torch_native, tiny on cpu"."""
     where = f"{run.model or NOTHING} on {run.device}" if run.device else run.model or NOTHING
     candidate, reference = sides_said(run.treatment, run.reference, run.candidate)
     return one_line(f"{candidate}{f' against {reference}' if reference else ''}, {where}", 120)
 
 
 def _worst_text(worst: OwnError) -> str:
-    """The worst own error as a multiple of its bound: "140 ×", "2,400,000 ×"; "not finite"; a dash where none was observed."""
+    """Format the worst own error as a multiple of its bound: "140 ×", "2,400,000 ×", "not finite", or a dash if unobserved."""
     if not isinstance(worst, float):
         return worst or NOTHING
     return times(worst)

@@ -13,15 +13,15 @@ from assay.reports.summary import NOTHING
 from assay.reports.wording.verdict import NOT_RUN, sweep_headline
 from assay.reports.wording.written import worded_json
 
-# Rows that a terminal shows of a table.
+# Rows of a table that a terminal shows.
 _MOST = 40
 # Cells on the first screen.
 _FIRST = 12
 
 
 def sweep_document(result: SweepResult, page: Path) -> Document:
-    """Every cell, the worst first."""
-    body: list[Block] = [Line("Not all cells were run: it was interrupted.", "strong")] if result.interrupted else []
+    """Build the document of every cell, the worst first."""
+    body: list[Block] = [Line("Some cells did not run: it was interrupted.", "strong")] if result.interrupted else []
     body.append(Section("Cells", [_cells(result)], "cells"))
     if mixed := _environments(result):
         told = Line("Cells ran in different environments: compare them with care.", "strong")
@@ -78,7 +78,7 @@ def _cells(result: SweepResult) -> Table:
 
 
 def _environments(result: SweepResult) -> Table | None:
-    """The environments in which the cells ran, if they ran in more than one; None otherwise."""
+    """Tabulate the environments in which the cells ran, or return None if there was only one."""
     by_versions: dict[tuple[tuple[str, str], ...], list[SweptCell]] = {}
     for cell in result.cells:
         if versions := tuple(sorted(cell.environment.items())):

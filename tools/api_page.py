@@ -154,7 +154,7 @@ def _signature(name: str, found: Any) -> str:
         parameters = inspect.signature(found).parameters.values()
         given = [f"{one.name}{'' if one.default is one.empty else f'={one.default!r}'}" for one in parameters]
         return textwrap.fill(f"class {name}({', '.join(given)})", 110, subsequent_indent="    ")
-    # From the source, where a default is an expression, not the value that it has in this process.
+    # From the source, which has a default as an expression instead of its value in this process.
     (function,) = ast.parse(inspect.getsource(found)).body
     assert isinstance(function, ast.FunctionDef)
     for argument in ast.walk(function.args):

@@ -1,7 +1,7 @@
 """The Python of a side: another environment's interpreter, an environment with packages laid over it, and assay on its path.
 
-An overlay is a virtual environment of the same base Python that sees everything of its parent, with the asked packages before it.
-Exactly these are installed, without what they depend on: two sides then differ in nothing else. Overlays are cached by content.
+An overlay is a virtual environment of the same base Python that sees everything of its parent, after the requested packages.
+Only these are installed, without their dependencies, so that two sides differ in nothing else. Overlays are cached by content.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _BUDGET_BYTES, _IN_USE_S = 20 * 2**30, 24 * 3600.0
 _INSTALL_S, _LOOK_S = 3600.0, 120.0
 _TAIL_LINES = 8
 MIN_PYTHON = (3, 11)
-# What assay's own modules import inside a server.
+# Packages that assay's own modules import inside a server.
 _INSIDE = ("numpy", "pydantic", "safetensors", "torch")
-# "transformers @ /envs/new/bin/python": the package as another environment has it.
-_OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
+OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
+"""The form "transformers @ /envs/new/bin/python": the package as another environment has it."""
 _RECORD = "environment.json"
 _LOOK = """
 import importlib.metadata as metadata, importlib.util as util, json, os, re, site, sys
@@ -51,7 +51,7 @@ print(json.dumps({
     "missing": [name for name in sys.argv[1:] if util.find_spec(name) is None],
 }))
 """
-# Prints the modules that do not come from the overlay, of those in the arguments.
+# Prints those modules among the arguments that do not come from the overlay.
 _SHADOWS = """
 import importlib.util as util, sys
 for name in sys.argv[2:]:
@@ -62,17 +62,29 @@ for name in sys.argv[2:]:
 """
 
 
+def normalised(name: str) -> str:
+    """Return the name of a distribution in the form in which names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def distribution_of(requirement: str) -> str:
+    """Return the normalised name of the distribution that a requirement, or the path of a wheel, names."""
+    name = Path(requirement).name.partition("-")[0] if requirement.endswith(".whl") else requirement
+    named = re.match(r"\s*([A-Za-z0-9][\w.-]*)", name)
+    return normalised(named[1]) if named else ""
+
+
 class Interpreter(Record):
-    """A Python, and what it sees.
+    """A Python, and the packages that it sees.
 
     Attributes:
-        path: its executable, as it was named.
+        path: its executable, as named by the user.
         version: for example (3, 11, 7).
         base: the executable of the Python that its environment was made with.
         prefix: folder of its environment.
         places: folders of its packages.
-        packages: version and folder of the metadata of each distribution, by its normalised name.
-        missing: modules that assay needs inside a server and that it lacks.
+        packages: version and metadata folder of each distribution, by its normalised name.
+        missing: modules that it lacks and that assay needs inside a server.
     """
 
     path: str
@@ -84,12 +96,12 @@ class Interpreter(Record):
     missing: tuple[str, ...]
 
     def version_of(self, name: str) -> str:
-        """Return the version of a package, or an empty string if it is not there."""
+        """Return the version of a package, or an empty string if it is not installed."""
         return self.packages.get(name, ("", ""))[0]
 
 
 class _Overlay(Record):
-    """The record of a complete overlay: the packages as asked, and its size."""
+    """The record of a complete overlay: the requested packages, and its size."""
 
     packages: tuple[str, ...]
     size: int
@@ -120,7 +132,7 @@ def interpreter(path: str) -> Interpreter:
 
 
 def check_interpreter(python: str, engine: str, oldest: str) -> Interpreter:
-    """Check that a Python can serve: its version, its engine, and the packages that assay imports inside of a server.
+    """Check that a Python can serve: its version, its engine, and the packages that assay imports inside a server.
 
     Args:
         python: its executable.
@@ -145,21 +157,21 @@ def check_interpreter(python: str, engine: str, oldest: str) -> Interpreter:
     if missing := [*looked.missing, *([] if here or python_path_has(engine) else [engine])]:
         raise UsageError(
             f"{python} lacks {', '.join(missing)}.",
-            "the engine, and what assay imports inside of a server",
+            "the engine, and the packages that assay imports inside a server",
             "install them there, or name another interpreter",
         )
     return looked
 
 
 def python_path_has(module: str) -> bool:
-    """Return True if a folder of PYTHONPATH has a module, as a checkout of an engine is named there."""
+    """Return True if a folder of PYTHONPATH has a module, for example an engine's checkout."""
     return any((Path(place) / module).is_dir() for place in os.environ.get("PYTHONPATH", "").split(":") if place)
 
 
 def room() -> Path:
-    """Return a folder for PYTHONPATH that holds assay and nothing else: its package and its entry points.
+    """Return a folder for PYTHONPATH that holds only assay: its package and its entry points.
 
-    An engine there loads the plugin of this very assay, whether its environment has an assay or not.
+    An engine there loads the plugin of this very assay, whether or not its environment has an assay.
     """
     running = sys.modules["assay"]
     package, version, entries = Path(str(running.__file__)).parent.resolve(), running.__version__, _entry_points()
@@ -176,10 +188,10 @@ def room() -> Path:
 
 
 def _entry_points() -> str:
-    """Return the entry points of the assay that runs, in the form of ``entry_points.txt``."""
+    """Return the entry points of the running assay, in the form of ``entry_points.txt``."""
     try:
         return importlib.metadata.distribution(DISTRIBUTION).read_text("entry_points.txt") or ""
-    except importlib.metadata.PackageNotFoundError:  # a clone on the path; its plugin is all that a server needs
+    except importlib.metadata.PackageNotFoundError:  # a clone on the path; a server needs only its plugin
         return "[sglang.srt.plugins]\nassay = assay.harness.engines.sglang.plugin:register\n"
 
 
@@ -188,7 +200,7 @@ def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str
 
     Args:
         side: the side.
-        say: receives a line for an overlay that is made, and for each requirement of its packages that it does not meet.
+        say: receives a line for each overlay that is made, and for each requirement of its packages that is not met.
 
     Returns:
         The path of an executable, or an empty string for the one that runs assay.
@@ -222,7 +234,7 @@ def _key(parent: Interpreter, packages: Sequence[str]) -> str:
     content = [parent.path, parent.prefix, str(parent.version), *map(str, sorted(parent.packages.items()))]
     for package in packages:
         content.append(package)
-        if other := _OF_ANOTHER.fullmatch(package):
+        if other := OF_ANOTHER.fullmatch(package):
             content.append(digest_of(_metadata(other[1], other[2])))
         elif (file := Path(package).expanduser()).is_file():
             content.append(hashlib.sha256(file.read_bytes()).hexdigest())
@@ -240,7 +252,7 @@ def digest_of(metadata: Path) -> str:
 
 
 def _files(metadata: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files that a distribution has installed beside its metadata, by their path from there; scripts are left out."""
+    """Yield the files that a distribution has installed next to its metadata, except scripts, by relative path."""
     for file in importlib.metadata.PathDistribution(metadata).files or ():
         path = metadata.parent / file
         if ".." not in file.parts and "__pycache__" not in file.parts and path.is_file():
@@ -248,9 +260,9 @@ def _files(metadata: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _metadata(name: str, python: str) -> Path:
-    """Return the folder of the metadata of a package in another environment."""
+    """Return the metadata folder of a package in another environment."""
     other = interpreter(str(Path(python.strip()).expanduser()))
-    if not (place := other.packages.get(re.sub(r"[-_.]+", "-", name).lower())):
+    if not (place := other.packages.get(normalised(name))):
         raise UsageError(f"{other.path} has no {name}.", "a package that is installed there", "check the name")
     return Path(place[1])
 
@@ -265,10 +277,10 @@ def _overlay(folder: Path, parent: Interpreter, packages: Sequence[str]) -> None
     python, (place,) = folder / "bin" / "python", folder.glob("lib/python*/site-packages")
     # `addsitedir` reads the parent's own .pth files too, and appends: what is installed here comes first.
     (place / "parent.pth").write_text("".join(f"import site; site.addsitedir({each!r})\n" for each in parent.places))
-    others = [match for package in packages if (match := _OF_ANOTHER.fullmatch(package))]
+    others = [match for package in packages if (match := OF_ANOTHER.fullmatch(package))]
     for other in others:
         _copy(_metadata(other[1], other[2]), place)
-    by_pip = [package for package in packages if not _OF_ANOTHER.fullmatch(package)]
+    by_pip = [package for package in packages if not OF_ANOTHER.fullmatch(package)]
     if by_pip:
         pip = (
             [str(python), "-m", "pip"]
@@ -289,7 +301,7 @@ def _overlay(folder: Path, parent: Interpreter, packages: Sequence[str]) -> None
     if shadowed.strip() or not own:
         raise UsageError(
             f"{shadowed.strip().splitlines()[0] if own else 'Nothing was installed'}.",
-            "the asked packages, before all others",
+            "the requested packages, before all others",
             "remove it from PYTHONPATH, where it comes first" if own else "name a package",
         )
 
@@ -298,7 +310,7 @@ def _copy(metadata: Path, place: Path) -> None:
     """Copy an installed distribution from another environment, as links to its files where the disk allows it.
 
     Raises:
-        UsageError: it is installed in place, as an editable one is.
+        UsageError: it is installed in place, like an editable one.
     """
     files = dict(_files(metadata))
     if not any(Path(name).parent != Path(metadata.name) and not name.endswith(".pth") for name in files):
@@ -312,12 +324,12 @@ def _copy(metadata: Path, place: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(file, target)
-        except OSError:  # another disk
+        except OSError:  # on another disk
             shutil.copy2(file, target)
 
 
 def _own(folder: Path) -> list[Path]:
-    """List the metadata of the distributions that an overlay itself has."""
+    """List the metadata of the overlay's own distributions."""
     return sorted(folder.glob("lib/python*/site-packages/*.dist-info"))
 
 
@@ -329,7 +341,7 @@ def _modules(metadata: Path) -> set[str]:
 
 
 def unmet(looked: Interpreter, own: Sequence[Path]) -> list[str]:
-    """List what packages require and their environment does not have, a sentence each."""
+    """List requirements of packages that their environment does not meet, a sentence each."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     lines = []
@@ -340,7 +352,7 @@ def unmet(looked: Interpreter, own: Sequence[Path]) -> list[str]:
                 needed = Requirement(text)
                 if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
                     continue
-                here = looked.version_of(re.sub(r"[-_.]+", "-", needed.name).lower())
+                here = looked.version_of(normalised(needed.name))
                 if not here or not needed.specifier.contains(here, prereleases=True):
                     who = f"{distribution.metadata['Name']} {distribution.version}"
                     lines.append(f"{who} requires {needed.name}{needed.specifier}, and {here or 'none'} is here.")
@@ -348,19 +360,19 @@ def unmet(looked: Interpreter, own: Sequence[Path]) -> list[str]:
 
 
 def _keep_within(root: Path, budget: int) -> None:
-    """Remove the least recently used overlays, as long as all of them are larger than a budget, in bytes."""
+    """Remove the least recently used overlays while all of them together exceed a budget, in bytes."""
     used = sorted(((record.stat().st_mtime, record.parent) for record in root.glob(f"*/{_RECORD}")), reverse=True)
     total = 0
     for when, folder in used:
         total += _Overlay.model_validate_json((folder / _RECORD).read_text()).size
         if total > budget and time.time() - when > _IN_USE_S:
-            (folder / _RECORD).unlink()  # first: what is half removed must not be used
+            (folder / _RECORD).unlink()  # first: a half-removed overlay must not be used
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _made_whole(folder: Path) -> Iterator[Path]:
-    """Make a folder under another name; it appears complete, or not at all."""
+    """Make a folder under another name, so that it appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
@@ -386,7 +398,7 @@ def _run(command: Sequence[str], problem: str, do: str) -> str:
         lines = [hide("packages", line) for line in (done.stdout + done.stderr).strip().splitlines()[-_TAIL_LINES:]]
     except (OSError, subprocess.TimeoutExpired) as error:
         lines = [str(error)]
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "it printed nothing"
     raise UsageError(
         f"{problem}: {last}",
         "packages that can be installed",

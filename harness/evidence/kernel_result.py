@@ -140,7 +140,7 @@ class Gap(Part):
 
     what: str = Field(description="the values of axes that distinguish them, if any")
     why: str = Field(
-        "", description="the message of the kernel or its environment, or empty where its declaration excludes it"
+        "", description="the message of the kernel or its environment, or empty if its declaration excludes it"
     )
     calls: int = Field(0, description="0 if the matrix has none")
     example: str = ""

@@ -64,16 +64,16 @@ CHANGE_NUMBERS: Mapping[str, tuple[str, str]] = {
     "SGLANG_SIMULATE_UNIFORM_EXPERTS": (_OFF, "whether experts are random, regardless of the router"),
     "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": (_OFF, "whether experts take turns, regardless of the router"),
     "SGLANG_SIMULATE_ACC_LEN": ("-1", "how many draft tokens are accepted, regardless of the model"),
-    "SGLANG_TRITON_DECODE_ATTN_STATIC_KV_SPLITS": (_OFF, "into how many parts Triton's attention splits keys"),
-    "SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE": ("256", "into how many parts Triton's attention splits keys"),
-    "SGLANG_TRITON_FP8_PREFILL_ATTN": (_ON, "whether Triton's attention multiplies in FP8 where it can"),
-    "SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE": ("4096", "into how many parts FlashInfer splits keys"),
-    "SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE": ("2048", "into how many parts FlashInfer splits keys"),
+    "SGLANG_TRITON_DECODE_ATTN_STATIC_KV_SPLITS": (_OFF, "the number of KV splits in Triton's attention"),
+    "SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE": ("256", "the number of KV splits in Triton's attention"),
+    "SGLANG_TRITON_FP8_PREFILL_ATTN": (_ON, "whether Triton's attention multiplies in FP8 if it can"),
+    "SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE": ("4096", "the number of KV splits in FlashInfer's attention"),
+    "SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE": ("2048", "the number of KV splits in FlashInfer's attention"),
     "SGLANG_SKIP_SOFTMAX_PREFILL_THRESHOLD_SCALE_FACTOR": ("", "which blocks of keys TRT-LLM's attention skips"),
     "SGLANG_SKIP_SOFTMAX_DECODE_THRESHOLD_SCALE_FACTOR": ("", "which blocks of keys TRT-LLM's attention skips"),
     "SGLANG_SANITIZE_NAN_LOGITS": (_OFF, "whether NaN logits are replaced"),
     "SGLANG_RETURN_ORIGINAL_LOGPROB": (_OFF, "whether log-probabilities are taken before the temperature"),
-    "SGLANG_MAX_NEW_TOKENS_LIMIT": ("", "after how many tokens an answer is cut off"),
+    "SGLANG_MAX_NEW_TOKENS_LIMIT": ("", "the number of tokens after which an answer is cut off"),
 }
 """Variables known to change outputs: the meaning of an unset variable, and what the variable decides."""
 # SGLang's and PyTorch's words for on and off.

@@ -39,7 +39,7 @@ def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
     findings = document.findings
     if report.verdict != "pass":
         own = CitedFinding(
-            id="run-verdict", title="The run has no pass", severity="serious" if report.verdict == "regression" else "warning",
+            id="run-verdict", title="The run did not pass", severity="serious" if report.verdict == "regression" else "warning",
             where=report.run_id, diagnosis=f"The run's own verdict is {said}.", reproduce="",
         )  # fmt: skip
         findings = (own, *findings)

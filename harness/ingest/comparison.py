@@ -143,7 +143,7 @@ class TraceDifference(Part):
     """Identical differences between two traces, in one or more places."""
 
     where: str = Field(description='track and kind of segment, such as "request 2, decode"')
-    a: Statement | None = Field(description="what A does; null for nothing")
+    a: Statement | None = Field(description="A's action; null if it does nothing")
     b: Statement | None
     count: int
     lines: tuple[int, int] = Field(description="of the first; if a side does nothing, the line before; 0 if unknown")
@@ -167,7 +167,7 @@ class Comparison(Decided, Worded):
 
     created: str = Field(description="ISO 8601, UTC")
     kind: ComparedKind
-    why: tuple[Statement, ...] = Field(description="what the pairs show, most important first")
+    why: tuple[Statement, ...] = Field(description="conclusions from the pairs, most important first")
     cause: Statement | None = Field(None, description="the fault that B's candidate kernel has and A's does not")
     a: FileRead
     b: FileRead

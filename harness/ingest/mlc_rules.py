@@ -33,10 +33,10 @@ _STEP = r"[^pjdmvc\[\]o]*"
 # By rule and view of the letters: patterns whose groups mark the lines of a violation, and a sentence that states it.
 _PATTERNS: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("trace-begin-not-closed", "all"): (
-        (r"(\[)(?=[^\[\]X]*([\[X]))", "the segment has no end before the next part begins"),
-        (r"(\()(?=[^()pjd\[\]oXZ]*([\[\]oX]))", "the forward pass has no end before the next part begins"),
-        (r"(\()(?=[^()pjd\[\]oXZ]*([pjd]))", "the forward pass has no end before {name} is polled"),
-        (r"(\()(?=[^()pjd\[\]oXZ]*(\())", "the forward pass has no end before the next one begins"),
+        (r"(\[)(?=[^\[\]X]*([\[X]))", "the segment does not end before the next part begins"),
+        (r"(\()(?=[^()pjd\[\]oXZ]*([\[\]oX]))", "the forward pass does not end before the next part begins"),
+        (r"(\()(?=[^()pjd\[\]oXZ]*([pjd]))", "the forward pass does not end before {name} is polled"),
+        (r"(\()(?=[^()pjd\[\]oXZ]*(\())", "the forward pass does not end before the next one begins"),
     ),
     ("trace-end-not-begun", "all"): ((r"(?:^|(?<=\]))[^\[\]]*(\])", "a segment ends that had not begun"),),
     ("trace-end-not-begun", "outside"): ((r"(\))", "a forward pass ends that had not begun"),),

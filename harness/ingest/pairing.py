@@ -43,7 +43,7 @@ class Pairing:
     """One score of a task on both sides.
 
     Attributes:
-        differences: between what both were asked.
+        differences: between both sides' tasks and settings.
         pairs: in A's order. Scores that are better when lower are inverted, so that a loss means the same for all.
         unpaired: the rest.
         again: repeated pairs, beyond each document's first. Both sides repeat a document equally often, and it counts once.

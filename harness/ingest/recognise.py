@@ -46,7 +46,7 @@ def _taker(source: SourceFile, compared: bool = False) -> FormatReader | None:
 def ingest(
     files: str | Path | Sequence[str | Path], damaged: Callable[[AssayError], None] = lambda _: None
 ) -> IngestResult:
-    """Read logs, results, traces or tensors of other tools, and conclude what follows from them.
+    """Read other tools' logs, results, traces or tensors, and draw conclusions from them.
 
     Args:
         files: a file or folder, or several.

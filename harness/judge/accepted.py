@@ -21,7 +21,7 @@ _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Compare the candidate with its accepted baseline, and check which baselines match, if the run was to be compared."""
+    """Compare the candidate with its accepted baseline, and check which baselines match, if the run asked for this comparison."""
     if run.baselines is None:
         return Judged()
     if not run.baselines.gate:

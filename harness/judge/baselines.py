@@ -45,7 +45,7 @@ class Status(Record):
 
     Attributes:
         used: role -> name of the baseline that matches.
-        stale: role -> differences of the nearest baseline of its backend, where none matches: name, old and new value.
+        stale: role -> differences from the nearest baseline of its backend, if none matches: name, old and new value.
         unused: baselines of other backends or keys.
         damaged: baselines of other backends that cannot be read.
         gate: whether the candidate is compared with its own accepted baseline.
@@ -190,7 +190,7 @@ def status_of(folder: RunFolder) -> Status | None:
 
 
 def envelope_seed(folder: RunFolder) -> str:
-    """Return the seed of a run's requests at the required lengths: that of the stored reference, which answered them, or its own."""
+    """Return the seed of a run's requests at the required lengths: the stored reference's, which answered them, or its own."""
     stored_reference = "reference" not in measured_roles(folder)
     return stored.read_baseline(folder.baseline("reference")).seed if stored_reference else folder.nonce
 

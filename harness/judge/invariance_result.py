@@ -12,7 +12,7 @@ from assay.harness.verdict import Check, Finding, Verdict
 
 
 class ArmRow(Part):
-    """One arm: which features were on together, and how far its output is from the base's."""
+    """One arm: the features that were on together, and the distance of its output from the base's."""
 
     number: int
     features: tuple[str, ...]
@@ -22,7 +22,7 @@ class ArmRow(Part):
     verdict: Verdict
     why: tuple[Statement, ...] = Field(description="reasons other than distances; none for a pass")
     server: int
-    startup_s: float = Field(description="0 where the server ran already")
+    startup_s: float = Field(description="0 if the server was running already")
     seconds: float
     prefill_kl: float | None = Field(
         None, description="mean divergence from the base, in nats, over scored prompt tokens"
@@ -30,16 +30,16 @@ class ArmRow(Part):
     prefill_worst: float | None = None
     decode_kl: float | None = Field(None, description="the same over generated tokens, as long as answers are the same")
     decode_worst: float | None = None
-    seen: dict[str, str] = Field(default_factory=dict, description="what shows that a feature was on")
+    seen: dict[str, str] = Field(default_factory=dict, description="proof that each feature was on")
 
 
 class FeatureRow(Part):
-    """One feature, and whether it was switched."""
+    """One feature, and whether it was toggled."""
 
     id: str
     title: str
     arms: int = Field(description="variants in which it was shown to be on")
-    seen: str = Field(description="what showed that it was on, in the first of them")
+    seen: str = Field(description="proof that it was on, from the first of them")
     not_covered: str = Field("", description="why no variant was planned with it, or empty if one was")
 
 
@@ -48,7 +48,7 @@ class PairCell(Part):
 
     first: str
     other: str
-    verdict: Verdict | None = Field(description="null where no variant had both")
+    verdict: Verdict | None = Field(description="null if no variant had both")
     kl: float | None = Field(description="the smallest mean divergence of a variant that had both, in nats")
 
 
@@ -64,13 +64,13 @@ class InvarianceResult(Judgement):
     hardware: str
     git: str
     packages: dict[str, str]
-    seconds: float = Field(description="of all variants, servers included")
+    seconds: float = Field(description="seconds of all variants, including servers")
     servers: int
     probes: int
     floor_kl: float = Field(
         description="mean divergence of the base from itself in other batches, in nats; the larger measure"
     )
-    bound_kl: float = Field(description="mean divergence that counts as none, in nats; the larger measure")
+    bound_kl: float = Field(description="mean divergence that counts as noise, in nats; the larger measure")
     arms: tuple[ArmRow, ...]
     features: tuple[FeatureRow, ...]
     pairs: tuple[PairCell, ...]
@@ -86,7 +86,7 @@ class InvarianceResult(Judgement):
 
     @property
     def decided(self) -> Statement:
-        """State what decided, of all findings and checks."""
+        """State the decision that follows from all findings and checks."""
         if self.findings:
             return state("features-change-output", first=self.findings[0].claim, further=len(self.findings) - 1)
         if self.unmet:

@@ -275,7 +275,7 @@ _WORST = "worst-time-ratio"
 
 
 def timed(folder: RunFolder) -> LatencyResult | str:
-    """Judge the times that a run's folder holds.
+    """Judge the times in a run's folder.
 
     Returns:
         All ratios, or the message of an error that prevents them.
@@ -290,7 +290,7 @@ def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
     """Judge the latency of a run, and check that it was timed.
 
     Args:
-        result: the result of `timed`, or empty if no times were asked for.
+        result: the result of `timed`, or empty if no times were requested.
         wrong: the suites that found the candidate's answers or outputs wrong: the times of another computation prove nothing.
     """
     if not result:

@@ -1,4 +1,4 @@
-"""Where in the model two servers, or a set of features and its base, part: layer, boundary and head, of requests traced in both."""
+"""Where in the model two servers, or a set of features and its base, diverge: layer, boundary and head, from traced requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parting_of(
     limits: Mapping[Measure, Bound],
     least: float,
 ) -> PartingRow:
-    """Tell where an arm that differs parts from its base inside the model, or why that was not observed."""
+    """Find where a differing arm diverges from its base inside the model, or why that was not observed."""
     features = tuple(sorted(judged.arm))
     if judged.first is None:
         return PartingRow(features=features, **_unobserved("texts"))
@@ -61,7 +61,7 @@ def _observed(
     folder: InvarianceFolder, records: Sequence[ArmRecord], features: Sequence[str], place: TracedPlace, base: ArmRecord,
     limits: Mapping[Measure, Bound], least: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare the traces of a place; return what a row says of it."""
+    """Compare the traces of a place; return the fields of its row."""
     known = [
         record
         for of, why in ((base.features, "trace"), (base.features, "trace again"), (features, "trace"))
@@ -89,7 +89,7 @@ def _record_of(records: Sequence[ArmRecord], features: Sequence[str], place: Tra
 
 
 def _differs_again(base: ArmRecord, record: ArmRecord, place: TracedPlace, limits: Mapping[Measure, Bound]) -> bool:
-    """Return True if the pass that was traced differs from the base at the place, as the arm did."""
+    """Return True if the traced pass differs from the base at the place, as the arm did."""
     return any(
         (at.probe, at.index) == (place.probe, place.index) and at.kl > limits[measure].mean
         for measure in MEASURES

@@ -1,4 +1,4 @@
-"""The words of answers: the loss of accuracy, and whether every question was asked and answered as planned."""
+"""Sentences about answers: the loss of accuracy, and whether every question was asked and answered as planned."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _answers_unparsed(
         f"{_percent(share)} of {side}'s" for side, share in zip((reference, candidate), unparsed, strict=True)
     )
     return (
-        f"{shares} answers to {counted(questions, 'question')} are unparsed, where {_percent(most, 0)} is the most that allows a "
-        "verdict. To resolve: raise the token limit, or use questions that the model answers in the required form."
+        f"{shares} answers to {counted(questions, 'question')} are unparsed, but a verdict allows at most {_percent(most, 0)}. "
+        "To resolve: raise the token limit, or use questions that the model answers in the required form."
     )
 
 

@@ -38,7 +38,7 @@ def _baseline_stale(
     served: list[str],
     folder: str,
     unused: list[str],
-    damaged: Sequence[str] = (),  # older reports have none
+    damaged: Sequence[str] = (),  # missing in older reports
 ) -> Found:
     other = f"its server (A) did not serve what this one (B) does: {'; '.join(served)}"
     said = f"the baseline of {backend} is stale: {other if served else _differing(differs)}{_unused(unused, damaged)}"
@@ -71,7 +71,7 @@ def _ran_before(runs: int, verdicts: list[tuple[str, int]], last: str) -> Found:
 SENTENCES: Templates = {
     "against-accepted": "Against the accepted answers:",
     "non-inferior-anyway": "No loss beyond the margin is shown, and the candidate is non-inferior to the reference.",
-    "nothing-in-common": "The run and the baseline measured nothing in common.",
+    "nothing-in-common": "The run and the baseline have no measurement in common.",
     "policy-strict": "margins, error rates and compared lengths are the defaults, or stricter",
     "own-error-grew": "The error grew most at {where}: {accepted:percent} accepted, {now:percent} now, "
     "a factor {above:if above|within} the policy's {line}.",

@@ -30,7 +30,7 @@ def _largest_changes(nats: list[float]) -> str:
 
 @says
 def _close_limit(metric: Metric, factor: float | None, declared: list[str]) -> Measured:
-    source = f"What is explained by {explained_by(declared)}" if factor is None else f"{factor:g} times the floor"
+    source = f"The change explained by {explained_by(declared)}" if factor is None else f"{factor:g} times the floor"
     return Measured("limit of the log-odds' change", f"{metric.value:.2g} nats", source)
 
 

@@ -106,15 +106,15 @@ def _error(value: float | None) -> str:
 
 _KNOWN = {
     "window": "the reference's window is off by one key there",
-    "given": "one of both reads new K and V before they are stored in fewer bits there, and the other one after that",
+    "given": "one of the two reads new K and V before they are stored in fewer bits there, and the other one after that",
 }
 
 
 @says
 def _difference_known(how: str, phase: str, layers: list[int]) -> str:
     return (
-        f"difference from the reference, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is not an "
-        "error of the candidate's, which is compared with the truth alone"
+        f"difference from the reference, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is not an error "
+        "of the candidate, which is compared only with the truth"
     )
 
 
@@ -164,7 +164,7 @@ SENTENCES: Templates = {
     "tests-flag": "{flagged:,} of {tests:,} tests flag it",
     "reference-off": "The reference is off by {times:times} its own bound.",
     "error-below-noise": "the error is {own:percent}, but {noise} costs at least {least:percent} on these "
-    "calls: the kernel probably did not run, or does not quantise what it declares",
+    "calls: the kernel probably did not run, or does not quantise as declared",
     "inherited-not-traced": "error from earlier layers: {said}",
     "call-untested": "truth, layer {layer}: a call could not be compared with it: {said:line}",
     "phase-not-computed": "{phase}: {candidate} does not compute it",
@@ -181,7 +181,7 @@ SENTENCES: Templates = {
     "matrix-of-another": Found("the result is that of {kernel}, not of {candidate}", REPEAT_RUN),
     "matrix-computed": Found("{calls:counted call} computed"),
     "found-at": "{where:line}: {claim}.",
-    "reference-not-right": "the reference is not right, so it proves nothing about the candidate: {where:line}: {claim}.",
+    "reference-not-right": "the reference is wrong, so it proves nothing about the candidate: {where:line}: {claim}.",
     "recorded-calls-wrong": "{said:line 400}",
     "prefix-compared": Found(
         "{some:if some|no} compared calls had {prefix} cached tokens",
@@ -205,7 +205,7 @@ SENTENCES: Templates = {
     "evidence-lacking": Cases(
         "what",
         {
-            "truth": "Nothing was compared with the truth.",
+            "truth": "No output was compared with the truth.",
             "calls": "The candidate did not compute a call: {said:line 300}.",
             "cached prefix": "No compared call had {said} cached tokens.",
             "examination": "No recorded call was examined, so neither determinism nor overwritten inputs were tested.",

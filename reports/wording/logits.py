@@ -1,4 +1,4 @@
-"""The words of both roles' distributions over the same tokens: how far apart they are, and against which limit."""
+"""Sentences about both roles' distributions over the same tokens: how far apart they are, and against which limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from assay.reports.wording.say import Found, Measured, Templates, say, says
 
 
 def _nats(value: float | None) -> str:
-    """Format with as many digits as the ends of an interval have in reports: fewer can lie outside of it."""
+    """Format with as many digits as the ends of an interval have in reports: fewer can lie outside it."""
     return "an unknown number of nats" if value is None else in_units(f"{value:.3g}", "nat")
 
 
@@ -129,19 +129,19 @@ def _kl_limit(source: str, noise: list[str], factor: float, floor: float | None,
 
 
 def explained_by(noise: list[str]) -> str:
-    """Name what explains a limit: the declared noise of both roles, or rounding."""
+    """Name the noise that explains a limit: the declared noise of both roles, or rounding."""
     return f"declared noise {' and '.join(noise)}" if noise else "rounding, since no other noise is declared"
 
 
 SENTENCES: Templates = {
     "heavy-tail": "Scored {condition}, the prompts' KLs have a heavy tail: the logarithms of the larger half "
     "have a standard deviation of {spread:.2g}, more than {most:g}.",
-    "mean-not-shown": "So the prompts that were asked do not show that the mean is within the limit.",
+    "mean-not-shown": "So the prompts asked do not show that the mean is within the limit.",
     "bug-unseen": "A bug in less than {share:percent} of prompts may have met none of them.",
     "not-finite": Measured(
         "positions that are not finite",
         "{metric.value:,.0f}",
-        "In the candidate alone, of {positions:,} positions",
+        "In the candidate only, of {positions:,} positions",
     ),
     "nothing-scored": Found(
         "nothing was scored",

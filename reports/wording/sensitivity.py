@@ -1,4 +1,4 @@
-"""The words of a fault that was seeded in the running servers: whether each suite saw it."""
+"""Sentences about a fault seeded in the running servers: whether each suite detected it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _faults_seen(fault: str, parts: list[tuple[str, bool, Statement]], unmeasure
 
 SENTENCES: Templates = {
     "no-suite-for-faults": Found(
-        "no suite that could see a fault was requested",
+        "no suite that could detect a fault was requested",
         "add accuracy, logits or layers to --suites",
     ),
     "fault-not-seedable": Found("a fault cannot be seeded in a server that assay did not start", _START_BOTH),
@@ -42,5 +42,5 @@ SENTENCES: Templates = {
     "fault-in-answers": "{lost} lost and {gained} gained of {questions:counted question}, p = {p:.2g}",
     "fault-in-logits": "{above} of {prompts:counted prompt} above {limit:.3g} nats, {mean:.3g} on average",
     "fault-in-layers": "{flagged:counted test} out of bounds in {cells:counted cell}, at worst {worst:.3g} times",
-    "fault-without-divergences": "{not_finite:if {not_finite} positions not finite|no prompt was scored behind a cached prefix}",
+    "fault-without-divergences": "{not_finite:if {not_finite} positions not finite|no prompt was scored after a cached prefix}",
 }

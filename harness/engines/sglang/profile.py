@@ -1,4 +1,4 @@
-"""What assay knows of SGLang before it starts one: see `assay.harness.sides.profile_of`."""
+"""Facts about SGLang that assay knows before it starts one: see `assay.harness.sides.profile_of`."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_pass_states_how_far_calls_reached_with_each_value() -> None:
     assert each == "With each of these values: decode up to 3 keys and 2 sequences"
     assert exceptions[0] == ("over twice as many keys in decode", "head_dim 64, 80, data a")
     page = to_html(check_document(KernelResult(kernel="k", calls=3, coverage=coverage)))
-    assert "A kernel that is wrong outside of these may pass" in page
+    assert "A kernel that is wrong outside these ranges may pass" in page
 
 
 @pytest.mark.parametrize(("asked", "felt"), [({"mask": Mask(window=8)}, True), ({"mask": Mask(window=4096)}, False)])

@@ -490,7 +490,7 @@ def test_a_part_that_one_side_lost_is_named_and_no_pass(source: Any) -> None:
     right = left.model_copy(update={"tokens": None, "weights": None})
     result = compare_fingerprints(left, right)
     assert (result.exit_code, result.lost) == (3, ("tokens", "weights"))
-    assert diff_document(result).headline.startswith("tokens and weights were observed on one side alone.")
+    assert diff_document(result).headline.startswith("tokens and weights were observed on one side only.")
     assert compare_fingerprints(left, right, ["tokens", "weights"]).exit_code == 0
     url = right.model_copy(update={"source": "endpoint", "packages": {}})
     assert compare_fingerprints(left.model_copy(update={"packages": {}}), url).lost == ()

@@ -49,11 +49,11 @@ def cut(at: int) -> Callable[[list[str]], None]:
     ("edit", "rule", "where", "says", "places"),
     [
         (without("kv_cache_end_forward_func_", 1), "trace-begin-not-closed", "request 1, segment 1",
-         "the forward pass has no end before the next part begins", (35, 39)),
+         "the forward pass does not end before the next part begins", (35, 39)),
         (without("kv_cache_begin_forward_func_", 1), "trace-end-not-begun", "request 1, segment 1",
          "a forward pass ends that had not begun", (36,)),
         (without("POST_SEGMENT", 0), "trace-begin-not-closed", "request 1, segment 1",
-         "the segment has no end before the next part begins", (27, 40)),
+         "the segment does not end before the next part begins", (27, 40)),
         (without("PRE_SEGMENT", 1), "trace-end-not-begun", "request 1", "a segment ends that had not begun", (53,)),
         (without("single_batch_prefill_func_ or single_batch_extend_func_", 0), "trace-decode-before-prefill",
          "request 1, segment 1", "single_batch_decode_func_ is called before any prefill", (14, 35)),

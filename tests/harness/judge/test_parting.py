@@ -144,7 +144,7 @@ def test_another_kernel_may_multiply_in_fewer_bits_than_float32() -> None:
     [
         (("q.1", "new_k.1", "k.1"), "layer 1, before attention, head 0"),
         (("layer.0", "q.1"), "layer 0, attention, head 0"),
-        ((), "behind the attention of layer 1"),
+        ((), "after the attention of layer 1"),
         (("one request too many",), ""),
     ],
 )
