@@ -243,6 +243,10 @@ BENCH_FLAGS = (
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
 BISECT_FLAGS = (*SERVER_FLAGS, "data", "startup_timeout")
 """Flags of ``assay bisect layers``, in addition to its own."""
+SIDES_FLAGS = (
+    *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]), "data", "questions", "margin", "startup_timeout",
+)  # fmt: skip
+"""Flags of ``assay bisect sides``."""
 
 
 INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout")

@@ -1,4 +1,4 @@
-"""The documents of bisections: of layers and of commits."""
+"""The documents of bisections: of layers, of sides and of commits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState, CommitInfo
 from assay.harness.drivers.bisect.layer_task import LayerBisection
-from assay.harness.text import clip, counted, one_line, ranges
+from assay.harness.drivers.bisect.sides_task import SidesBisection
+from assay.harness.text import clip, counted, few, one_line, ranges
 from assay.harness.verdict import Finding
 from assay.reports.document import MORE, Block, Cell, Code, Document, Facts, Findings, Items, Line, Row, Section, Table
 from assay.reports.page import TEXT_SHOWN
-from assay.reports.wording.bisection import RIGHT
+from assay.reports.wording.bisection import MEASURED, RIGHT
 from assay.reports.wording.say import said_finding, say
 from assay.reports.wording.written import worded_json
 
@@ -18,6 +19,10 @@ _COLUMNS = ("probe", "for", "commit", "outcome", "worst call, or why skipped", "
 _STATUS = {"good": "pass", "bad": "regression", "skip": "warning"}
 # Suspects that are listed, and those on the first screen.
 _SUSPECTS, _SUSPECTS_FIRST = 100, 8
+_SIDES_HEADINGS = {"found": "Broken by", "nothing": "Nothing is broken", "inconclusive": "No verdict"}
+# Names of a list that are shown.
+_NAMED = 3
+_NOTHING = "–"
 _HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
 
 
@@ -75,6 +80,60 @@ def layers_document(result: LayerBisection) -> Document:
         result=result,
         json=worded_json,
     )
+
+
+def sides_document(result: SidesBisection) -> Document:
+    """The differences that break the candidate, with the run that shows each set, and the probes."""
+    count, seconds = len(result.differences), sum(probe.seconds for probe in result.probes)
+    rows = [
+        (
+            str(number),
+            _applied(probe.applied, count),
+            Cell(probe.outcome, _STATUS[probe.outcome]),
+            probe.problem or (MEASURED[probe.by] if probe.by else _NOTHING),
+            _NOTHING if probe.value is None else f"{probe.value:.2g}",
+            _NOTHING if probe.limit is None else f"{probe.limit:.2g}",
+            f"{probe.seconds:.0f}",
+        )
+        for number, probe in enumerate(result.probes, 1)
+    ]
+    sets = len({probe.applied for probe in result.probes})
+    columns = ("probe", "applied to the reference", "outcome", "by", "value", "limit", "seconds")
+    unsteady = "Some sets came out both ways, so each was probed until one outcome led clearly."
+    left = f"Packages that only the reference has stay in every probe: {few(result.left_out, _NAMED)}."
+    probed = f"{counted(len(rows), 'probe')} of {counted(sets, 'set')} of {counted(count, 'difference')}"
+    return Document(
+        command="bisect sides",
+        title=f"{counted(count, 'difference')} between two sides",
+        verdict=None,
+        exit_code=int(result.exit_code),
+        headline=f"{_SIDES_HEADINGS[result.outcome]}: {', '.join(sum(result.sets, ())) or say(result.why)}",
+        screen=[
+            *_found(result.findings),
+            Row("Probes", f"{probed}, {seconds / 60:.0f} min"),
+            *([] if result.steady else [Row("Unsteady", unsteady)]),
+            *([Row("Left out", left)] if result.left_out else []),
+            *([] if result.findings else [Row("Next", Cell(result.reproduce, code=True), "repeats this bisection")]),
+            Row("More", "--all prints the rest; the page has every probe"),
+        ],
+        body=[
+            *([Line(say(result.why))] if result.sets else []),
+            Findings(result.findings),
+            *([] if result.steady else [Line(unsteady)]),
+            *([Line(left)] if result.left_out else []),
+            Section("Probes", [Table(columns, rows, probed, numbers=(0, 4, 5, 6))], "probes"),
+            Section("Differences", [Items([each.label for each in result.differences])], "differences"),
+            Code(result.reproduce, "Repeat this bisection"),
+        ],
+        result=result,
+        json=worded_json,
+    )
+
+
+def _applied(names: Sequence[str], of: int) -> str:
+    if len(names) in (0, of):
+        return "all differences" if names else "nothing: the reference itself"
+    return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} of {of} differences"
 
 
 def bisection_document(state: BisectState) -> Document:

@@ -165,6 +165,12 @@ _FINDINGS = (
         "Replay recorded calls of these layers: assay run --record, then assay replay.",
     ),
     _Advice(
+        "differences-break-candidate",
+        "differences that break the candidate",
+        "With these differences the reference is broken as the candidate is; without any one of them it is right.",
+        "Repeat the run that the finding gives: it compares the reference with itself and these differences.",
+    ),
+    _Advice(
         "latency",
         "slower than the bound allows",
         "The ratio of the candidate's time to the reference's is above the bound, and the reference itself differs by less.",

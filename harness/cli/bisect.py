@@ -1,4 +1,4 @@
-"""``assay bisect layers``, ``assay bisect commits`` and, for ``git bisect run``, ``assay bisect probe``."""
+"""``assay bisect layers``, ``assay bisect sides``, ``assay bisect commits`` and, for ``git bisect run``, ``assay bisect probe``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typer.core import TyperCommand
 from assay.harness.cli.app import app, wrong_use
 from assay.harness.cli.flags import STARTED, Config, existing, instrumented_spec, spec_flags
 from assay.harness.cli.output import deliver, errors, file_row, new_folder, progress, report_error, say
-from assay.harness.config import BISECT_FLAGS
+from assay.harness.config import BISECT_FLAGS, SIDES_FLAGS
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 from assay.harness.extras import require
 
-_bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
+_bisect_app = typer.Typer(
+    no_args_is_help=True, help="Find the layers, the settings or the commit that an error comes from."
+)
 app.add_typer(_bisect_app, name="bisect")
 
 
@@ -59,6 +61,43 @@ def layers(
     file_row("Details", folder / "bisect.json")
     raise typer.Exit(code)
 
+
+@_bisect_app.command()
+@spec_flags(SIDES_FLAGS, about=STARTED)
+def sides(
+    flags: dict[str, Any],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Find the smallest set of differences between two sides that breaks the candidate.
+
+    Flags, variables, packages of two environments and files of two model folders are applied to the reference one subset after
+    the other. The same command resumes a bisection that was stopped.
+
+    Exit codes: 0 all differences together break nothing, 1 differences are named, 2 usage error, 3 undecided.
+
+    """
+    require("serve", "assay bisect sides")
+
+    from assay.harness.drivers.bisect.sides_probes import bisect_sides
+    from assay.harness.files import write_whole
+    from assay.reports.bisection import sides_document
+
+    spec = instrumented_spec({"questions": _QUESTIONS_OF_SIDES} | flags | {"suites": "accuracy,greedy,logits"}, config)
+    with _stoppable(), progress() as display:
+        result, folder = bisect_sides(spec, out, display)
+    document = sides_document(result)
+    write_whole(folder / "bisect.json", document.json(result) + "\n")
+    code = deliver(document, folder / "report.html")
+    file_row("Details", folder / "bisect.json")
+    raise typer.Exit(code)
+
+
+# A question is asked of every set that nothing cheaper decides about: far fewer than a run asks.
+_QUESTIONS_OF_SIDES = 512
 
 # Exit codes of ``git bisect run``, by outcome.
 _GIT_CODES = {"good": 0, "bad": 1, "skip": 125}

@@ -35,8 +35,8 @@ _TAIL_LINES = 8
 MIN_PYTHON = (3, 11)
 # Packages that assay's own modules import inside a server.
 _INSIDE = ("numpy", "pydantic", "safetensors", "torch")
-# "transformers @ /envs/new/bin/python": the package as installed in another environment.
-_OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
+OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
+"""The form "transformers @ /envs/new/bin/python": the package as another environment has it."""
 _RECORD = "environment.json"
 _LOOK = """
 import importlib.metadata as metadata, importlib.util as util, json, os, re, site, sys
@@ -60,6 +60,18 @@ for name in sys.argv[2:]:
     if not any(place and place.startswith(sys.argv[1]) for place in places):
         print(name, "comes from", next(filter(None, places), "nowhere"))
 """
+
+
+def normalised(name: str) -> str:
+    """Return the name of a distribution in the form in which names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def distribution_of(requirement: str) -> str:
+    """Return the normalised name of the distribution that a requirement, or the path of a wheel, names."""
+    name = Path(requirement).name.partition("-")[0] if requirement.endswith(".whl") else requirement
+    named = re.match(r"\s*([A-Za-z0-9][\w.-]*)", name)
+    return normalised(named[1]) if named else ""
 
 
 class Interpreter(Record):
@@ -222,7 +234,7 @@ def _key(parent: Interpreter, packages: Sequence[str]) -> str:
     content = [parent.path, parent.prefix, str(parent.version), *map(str, sorted(parent.packages.items()))]
     for package in packages:
         content.append(package)
-        if other := _OF_ANOTHER.fullmatch(package):
+        if other := OF_ANOTHER.fullmatch(package):
             content.append(digest_of(_metadata(other[1], other[2])))
         elif (file := Path(package).expanduser()).is_file():
             content.append(hashlib.sha256(file.read_bytes()).hexdigest())
@@ -250,7 +262,7 @@ def _files(metadata: Path) -> Iterator[tuple[str, Path]]:
 def _metadata(name: str, python: str) -> Path:
     """Return the metadata folder of a package in another environment."""
     other = interpreter(str(Path(python.strip()).expanduser()))
-    if not (place := other.packages.get(re.sub(r"[-_.]+", "-", name).lower())):
+    if not (place := other.packages.get(normalised(name))):
         raise UsageError(f"{other.path} has no {name}.", "a package that is installed there", "check the name")
     return Path(place[1])
 
@@ -265,10 +277,10 @@ def _overlay(folder: Path, parent: Interpreter, packages: Sequence[str]) -> None
     python, (place,) = folder / "bin" / "python", folder.glob("lib/python*/site-packages")
     # `addsitedir` reads the parent's own .pth files too, and appends: what is installed here comes first.
     (place / "parent.pth").write_text("".join(f"import site; site.addsitedir({each!r})\n" for each in parent.places))
-    others = [match for package in packages if (match := _OF_ANOTHER.fullmatch(package))]
+    others = [match for package in packages if (match := OF_ANOTHER.fullmatch(package))]
     for other in others:
         _copy(_metadata(other[1], other[2]), place)
-    by_pip = [package for package in packages if not _OF_ANOTHER.fullmatch(package)]
+    by_pip = [package for package in packages if not OF_ANOTHER.fullmatch(package)]
     if by_pip:
         pip = (
             [str(python), "-m", "pip"]
@@ -340,7 +352,7 @@ def unmet(looked: Interpreter, own: Sequence[Path]) -> list[str]:
                 needed = Requirement(text)
                 if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
                     continue
-                here = looked.version_of(re.sub(r"[-_.]+", "-", needed.name).lower())
+                here = looked.version_of(normalised(needed.name))
                 if not here or not needed.specifier.contains(here, prereleases=True):
                     who = f"{distribution.metadata['Name']} {distribution.version}"
                     lines.append(f"{who} requires {needed.name}{needed.specifier}, and {here or 'none'} is here.")

@@ -65,6 +65,20 @@ def claim(run: RunEvidence) -> Judged:
     return Judged(suite=suite, findings=_erratic_reference(limit, run.manifest.command))
 
 
+def texts_apart(pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str]) -> tuple[int, int]:
+    """Count the texts that differ by more than noise, and all that were compared, as `claim` does.
+
+    Args:
+        pairs: both roles' answers.
+        answers: with the reference's second ones, for its floor.
+        noise: noise families that both roles declare.
+    """
+    compared = _comparable(pairs)
+    limit = _limit_of(_floors(compared, answers), [name for name in noise if name])
+    parted = [_divergence(pair, limit, ()) for pair in compared]
+    return sum(each is not None and each.kind == "apart" for each in parted), len(compared)
+
+
 def decide_share(bad: int, n: int, limit: float, alpha: float) -> Verdict:
     """Decide by the share of bad items, with one-sided Clopper-Pearson bounds of level ``1 - alpha``.
 

@@ -1,4 +1,4 @@
-"""The words of a treatment: what two sides differ in, as a person would say it."""
+"""Sentences about a treatment: the differences between two sides, as a person would say them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _VALUES = {
 def sides_said(
     treatment: Mapping[str, tuple[str, str]], reference: str, candidate: str, engines: tuple[str, str] = ("", "")
 ) -> tuple[str, str]:
-    """Name the candidate, and what it is compared with: ("FP8 KV cache", "the same triton server without it").
+    """Name the candidate and its reference: ("FP8 KV cache", "the same triton server without it").
 
     Args:
-        treatment: what the sides differ in, as `assay.harness.sides.treatment` returns it.
+        treatment: the differences between the sides, from `assay.harness.sides.treatment`.
         reference: the reference's backend.
         candidate: the candidate's backend.
-        engines: labels of the reference's and the candidate's engine, such as "SGLang 0.5.23 on cpu"; empty where not known.
+        engines: labels of the reference's and the candidate's engine, such as "SGLang 0.5.23 on cpu", or empty if unknown.
     """
     versions = [engine.partition(" on ")[0] for engine in engines]
     by_version = all(versions) and versions[0] != versions[1]  # says more than the path of an interpreter

@@ -65,7 +65,7 @@ def _words(result: Judgement) -> tuple[str, list[str]]:
 
 
 def sides_of(report: Report) -> tuple[str, str]:
-    """Name a report's candidate, and what it is compared with."""
+    """Name a report's candidate and its reference."""
     reference, candidate = report.reference, report.candidate
     return sides_said(report.treatment, reference.backend, candidate.backend, (reference.engine, candidate.engine))
 

@@ -19,6 +19,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from assay.harness.drivers.bisect.majority import LEAD, Outcome, majority
 from assay.harness.schema import Record
 from assay.harness.statement import Statement, state
 from assay.harness.stats.ddmin import ddmin
@@ -26,8 +27,6 @@ from assay.harness.stats.ddmin import ddmin
 # Receives the layers that run the candidate; returns whether the task is right. A single answer may be wrong.
 _ProbeFunction = Callable[[frozenset[int]], bool]
 
-# If answers are not repeatable, one must lead by this many, out of at most this many.
-_LEAD, _MOST_ANSWERS = 2, 5
 _MAX_EXPLAINED_LAYERS = 4
 
 
@@ -69,14 +68,13 @@ class _AnswerCache:
         """Return True if the task is right with the candidate in these layers. Raises `_Undecided` if no answer leads."""
         key = frozenset(candidate)
         if key not in self.known:
-            lead, most = (1, 1) if self._steady else (_LEAD, _MOST_ANSWERS)
-            right = wrong = 0
-            while abs(right - wrong) < lead and right + wrong < most:
-                answer = self._probe(key)
-                right, wrong = right + answer, wrong + (not answer)
-            if abs(right - wrong) < lead:
-                raise _Undecided(state("no-outcome-leads", layers=sorted(key), right=right, wrong=wrong))
-            self.known[key] = right > wrong
+            seen: list[Outcome] = []
+            while (outcome := majority(seen, 1 if self._steady else LEAD)) is None:
+                seen.append("good" if self._probe(key) else "bad")
+            if outcome == "skip":
+                counts = {"right": seen.count("good"), "wrong": seen.count("bad")}
+                raise _Undecided(state("no-outcome-leads", layers=sorted(key), **counts))
+            self.known[key] = outcome == "good"
         return self.known[key]
 
     @property

@@ -28,9 +28,9 @@ from assay.harness.drivers.bisect.commits.state import (
     BisectState,
     CommitProbe,
     Measurement,
-    Outcome,
     Purpose,
 )
+from assay.harness.drivers.bisect.majority import Outcome
 from assay.harness.errors import UsageError
 from assay.harness.files import is_unused, lock_folder
 

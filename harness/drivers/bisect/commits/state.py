@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from assay.harness.drivers.bisect import SCHEMA
+from assay.harness.drivers.bisect.majority import Outcome, majority
 from assay.harness.errors import ExitCode
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
@@ -17,9 +18,7 @@ from assay.harness.sides import hide
 from assay.harness.text import percent
 from assay.harness.verdict import Finding
 
-Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good-end", "bad-end", "search", "verify", "name"]
-_MOST_PROBES, _LEAD = 5, 2
 _DAMAGED = "start again with another --out"
 
 
@@ -134,13 +133,9 @@ class BisectState(Record):
         """Classify a commit by its probes, or return None if it must be probed again.
 
         One outcome must lead by two: a racy kernel comes out both ways. A commit is skipped if probing fails, or if no outcome
-        leads clearly after `_MOST_PROBES`.
+        leads clearly after five probes.
         """
-        seen = self.outcomes(commit)
-        lead = seen.count("bad") - seen.count("good")
-        if abs(lead) >= _LEAD:
-            return "bad" if lead > 0 else "good"
-        return "skip" if "skip" in seen or len(seen) >= _MOST_PROBES else None
+        return majority(self.outcomes(commit))
 
 
 @dataclass(frozen=True)
