@@ -107,6 +107,9 @@ class Decided(Part):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.verdict}{f': {self._about}' if self._about else ''}>"
 
+    def __str__(self) -> str:
+        return repr(self)
+
     @property
     def _about(self) -> str:
         """Say for `repr` what this is the result of."""

@@ -14,7 +14,7 @@ from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.localize.features import words
 from assay.harness.progress import duration
 from assay.harness.text import counted, few, listed, met, one_line, times
-from assay.harness.verdict import cause_of, serious
+from assay.harness.verdict import CONTRACT_BROKEN, OPERATOR, UNEXPLAINED, cause_of, serious
 from assay.reports.document import (
     Block,
     CaseResult,
@@ -33,6 +33,8 @@ from assay.reports.terminal import explaining, plain_text
 from assay.reports.wording.say import said_finding
 
 _MAX_REFUSALS = 3
+# Findings whose page shows no code: they stand for no bug of its own.
+_WITHOUT_CODE = (CONTRACT_BROKEN, OPERATOR, UNEXPLAINED)
 # Most values of an axis that one line names.
 _MAX_VALUES = 4
 # A line says how far calls reached with nearly all values, and names the exceptions: fewer than one in this many.
@@ -265,9 +267,15 @@ def _next(result: KernelResult) -> list[Row]:
     steps: list[tuple[str, str]] = []
     if result.test and result.again:
         name = re.sub(r"\W+", "_", result.kernel.rpartition(":")[2])
-        steps.append((f"{result.again} --test test_{name}.py", "writes a test that fails"))
+        if written := re.search(r" --test[ =](\S+)", result.again):
+            steps.append((f"python -m pytest {written[1]}", "fails until the kernel is right"))
+        else:
+            steps.append((f"{result.again} --test test_{name}.py", "writes a test that fails"))
     for finding in serious(result.findings)[:1]:
-        steps += [(command, "wrong and right code") for command in explaining(finding)]
+        about = "the meaning, and what to do" if finding.id in _WITHOUT_CODE else "wrong and right code"
+        steps += [(command, about) for command in explaining(finding)]
+    if result.verdict == "pass" and result.quick and " --quick" in result.again:
+        steps = [(result.again.replace(" --quick", ""), "the whole matrix")]
     if not steps and result.again:
         steps = [(f"{result.again} --all", "everything found and covered")]
     return [Row("Next" * (not n), Cell(command, code=True), about) for n, (command, about) in enumerate(steps)]

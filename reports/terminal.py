@@ -161,7 +161,7 @@ def _brief(document: doc.Document) -> list[doc.Row]:
             case doc.Checks():
                 unmet = (check for check in block.checks if check.status in ("failed", "missing"))
                 made += [doc.Row("Missing", one_line(f"{check.title}: {check.found}", 200)) for check in unmet]
-            case doc.Code():
+            case doc.Code() if document.command != "compare":  # its command is the given one
                 made += [
                     doc.Row("Next", doc.Cell(line, code=True))
                     for line in block.text.splitlines()
@@ -269,7 +269,8 @@ def _table(table: doc.Table, console: Console) -> None:
     else:
         for name, *cells in table.rows[: table.most]:
             named = zip(table.columns[1:], cells, strict=True)
-            say(console, f"  {doc.plain(name)}: {'; '.join(f'{column} {doc.plain(cell)}' for column, cell in named)}")
+            filled = (f"{column} {text}" for column, cell in named if (text := doc.plain(cell)))
+            say(console, f"  {doc.plain(name)}: {'; '.join(filled)}")
     _left(console, len(table.rows), table.most)
 
 

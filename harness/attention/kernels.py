@@ -243,7 +243,7 @@ def output_fault(call: AttentionCall, out: object) -> str:
 def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
     """Describe how the log-sum-exps of a kernel that declares them break the contract, as `output_fault` does of an output."""
     if lse is None:
-        return "no log-sum-exps, which it declares"
+        return "no log-sum-exps, for which the call asks"
     shape = call.q.shape[:2]
     if not (fault := tensor_fault(lse, call.q, shape, "torch.float32")):
         return ""

@@ -250,6 +250,9 @@ class KernelResult(Part, RunRecord):
     def __repr__(self) -> str:
         return f"<KernelResult {self.verdict}: {self.summary()}>"
 
+    def __str__(self) -> str:
+        return repr(self)
+
     _repr_html_ = page_in_notebook
 
     def to_frame(self) -> DataFrame:

@@ -75,6 +75,20 @@ def test_the_first_screen_of_a_wrong_kernel_has_at_most_twenty_lines() -> None:
     assert lines[-1].split() == ["assay", "explain", "mask-top-left"]
 
 
+def test_the_next_step_is_not_the_command_that_was_just_given() -> None:
+    result = check_and_read(wrong_at_128, phases=["decode"], calls=0, read_out=0)
+    written = result.model_copy(update={"again": "assay check mine:forward --test test_a.py", "test": "source"})
+    assert any(line.startswith("Next         python -m pytest test_a.py") for line in first_screen(written))
+    quick = decoded(rounded_oracle).model_copy(update={"quick": "float32", "again": "assay check --quick mine:forward"})
+    (step,) = [line for line in first_screen(quick, 160) if line.startswith("Next")]
+    assert step.split()[1:4] == ["assay", "check", "mine:forward"] and "the whole matrix" in step
+
+
+def test_a_result_is_printed_as_one_line() -> None:
+    result = decoded(rounded_oracle)
+    assert str(result) == repr(result) and str(result).startswith("<KernelResult pass")
+
+
 def test_a_pass_has_at_most_five_lines_and_no_verdict_begins_with_what_is_missing() -> None:
     right, refused = first_screen(decoded(rounded_oracle), 120), first_screen(decoded(picky))
     assert right[0].startswith("✓ PASS   ")

@@ -91,7 +91,7 @@ def test_one_wrong_log_sum_exp_of_one_call_is_found_and_has_no_name(error: float
 
 def test_a_kernel_that_declares_log_sum_exps_and_returns_none_fails() -> None:
     for lse, words in (
-        (lambda call: None, "no log-sum-exps, which it declares"),
+        (lambda call: None, "no log-sum-exps, for which the call asks"),
         (lambda call: right(call).T, "expected torch.float32 \\[41, 4\\] on cpu; they are transposed"),
         (lambda call: right(call).half(), "log-sum-exps torch.float16"),
     ):
