@@ -33,6 +33,8 @@ from assay.harness.text import did_you_mean, one_line
 if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
 
+_NO_ARGUMENT = "it takes no argument"
+
 
 def load(name: str) -> Kernel:
     """Return the kernel of a published name, a ``module:function`` path, or an engine's own backend, as ``sglang:triton``.
@@ -89,6 +91,8 @@ def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> 
     fault = _signature_fault(function)
     if not (fault or adapter or inspect.isbuiltin(function)):
         return kernel
+    if fault == _NO_ARGUMENT and not adapter:
+        raise KernelRefused(f"{what} takes no call: {fault}")
     from assay.harness.attention.adapters.table import adapted  # brings torch along
 
     try:
@@ -120,7 +124,9 @@ def _signature_fault(kernel: Callable[..., Any]) -> str:
     try:
         signature.bind(None)
     except TypeError as error:
-        return str(error)
+        if inspect.isclass(kernel):
+            return "it is a class, not an instance"
+        return str(error) if signature.parameters else _NO_ARGUMENT
     return ""
 
 

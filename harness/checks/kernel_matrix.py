@@ -20,6 +20,7 @@ from assay.harness.attention.model_shapes import ASKED_BY, SHAPES
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
+from assay.harness.text import did_you_mean
 
 T = TypeVar("T")
 
@@ -109,7 +110,10 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
     for what, values, expected in known:
         for value in values:
             if value not in expected:
-                raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(expected)}", f"choose another {what}")
+                flag = "--like" if what == "model" else f"--{what}"
+                meant = "did you mean 'extend'?" if what == "phase" and value.startswith("pre") else ""
+                do = meant or did_you_mean(value, list(expected)) or f"give {flag} another of these, or leave it out"
+                raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(expected)}", do)
     return cases_of(
         tuple(asked),
         _checked_device(options.get("device")),
@@ -166,7 +170,11 @@ def _checked_device(device: str | None) -> str:
             f"The device is {device!r}.", "cpu or cuda, or cuda:N for one of several GPUs", "name one of these"
         )
     if device.startswith("cuda") and default_device() == "cpu":
-        raise UsageError(f"The device is {device}, but no GPU was found.", "cpu", "omit the device")
+        raise UsageError(
+            f"The device is {device}, but PyTorch {torch.__version__} sees no GPU.",
+            "cpu, or a GPU that nvidia-smi lists, with a CUDA build of PyTorch",
+            "leave out --device, or install a CUDA build of PyTorch",
+        )
     if device.startswith("cuda:") and int(device[5:]) >= (count := torch.cuda.device_count()):
         raise UsageError(
             f"The device is {device}, but only {count} GPUs were found.", f"cuda:0 to cuda:{count - 1}", "name one"
@@ -187,7 +195,9 @@ def declared_with(declared: Declaration, noise: str | None) -> Declaration:
     except ValueError:
         parts = 'or parts such as "k:int8-token,v:e4m3-head"'
         raise UsageError(
-            f"The noise is {noise!r}.", f"one of {', '.join(filter(None, FAMILIES))}, {parts}", "choose another noise"
+            f"The noise is {noise!r}.",
+            f"one of {', '.join(filter(None, FAMILIES))}, {parts}",
+            did_you_mean(noise, list(filter(None, FAMILIES))) or "give --noise another of these, or leave it out",
         ) from None
     return replace(declared, noise=noise)
 

@@ -154,12 +154,17 @@ def wrong_use(error: Exception) -> UsageError | None:
     if unknown := re.match(r"No such option:? '?(-[^\s']*)", message):
         params = [param for param in context.command.params if not getattr(param, "hidden", False)]
         near = did_you_mean(unknown[1], [word for param in params for word in param.opts if word.startswith("--")])
-        return UsageError(f"{name} has no option {unknown[1]}.", "one of its options", near or see)
+        known = [max(param.opts, key=len) for param in params if param.param_type_name == "option"]
+        return UsageError(f"{name} has no option {unknown[1]}.", f"one of {', '.join(known)}", near or see)
     if param is not None and (value := _given(param.opts)) is not None and "Missing" not in type(error).__name__:
         return UsageError(f"{param.opts[0]} is {value!r}.", expectation(str(getattr(error, "message", message))), see)
-    return UsageError(
-        f"{name}: {message[0].lower()}{message[1:].rstrip('.')}.", "arguments and options as in its help", see
-    )
+    required = [
+        f"{each.opts[0]} ..." for each in context.command.params if each.required and each.opts[0].startswith("-")
+    ]
+    usage = " ".join([name, *context.command.collect_usage_pieces(context), *required])
+    if further := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        return UsageError(f"{name} takes no further argument: {further[1]}.", usage, f"remove it, or {see}")
+    return UsageError(f"{name}: {message[0].lower()}{message[1:].rstrip('.')}.", usage, see)
 
 
 def _given(names: list[str]) -> str | None:
