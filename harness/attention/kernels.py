@@ -33,7 +33,7 @@ from assay.harness.text import did_you_mean, one_line
 if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
 
-_NO_ARGUMENT = "it takes no argument"
+_A_CLASS, _NO_ARGUMENT = "it is a class, not an instance", "it takes no argument"
 
 
 def load(name: str) -> Kernel:
@@ -91,7 +91,7 @@ def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> 
     fault = _signature_fault(function)
     if not (fault or adapter or inspect.isbuiltin(function)):
         return kernel
-    if fault == _NO_ARGUMENT and not adapter:
+    if fault in (_A_CLASS, _NO_ARGUMENT) and not adapter:
         raise KernelRefused(f"{what} takes no call: {fault}")
     from assay.harness.attention.adapters.table import adapted  # brings torch along
 
@@ -125,7 +125,7 @@ def _signature_fault(kernel: Callable[..., Any]) -> str:
         signature.bind(None)
     except TypeError as error:
         if inspect.isclass(kernel):
-            return "it is a class, not an instance"
+            return _A_CLASS
         return str(error) if signature.parameters else _NO_ARGUMENT
     return ""
 

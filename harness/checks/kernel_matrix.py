@@ -112,7 +112,7 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
             if value not in expected:
                 flag = "--like" if what == "model" else f"--{what}"
                 meant = "did you mean 'extend'?" if what == "phase" and value.startswith("pre") else ""
-                do = meant or did_you_mean(value, list(expected)) or f"give {flag} another of these, or leave it out"
+                do = meant or did_you_mean(value, list(expected)) or f"give {flag} one of these, or leave it out"
                 raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(expected)}", do)
     return cases_of(
         tuple(asked),
@@ -197,7 +197,7 @@ def declared_with(declared: Declaration, noise: str | None) -> Declaration:
         raise UsageError(
             f"The noise is {noise!r}.",
             f"one of {', '.join(filter(None, FAMILIES))}, {parts}",
-            did_you_mean(noise, list(filter(None, FAMILIES))) or "give --noise another of these, or leave it out",
+            did_you_mean(noise, list(filter(None, FAMILIES))) or "give --noise one of these, or leave it out",
         ) from None
     return replace(declared, noise=noise)
 

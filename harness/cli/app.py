@@ -161,7 +161,11 @@ def wrong_use(error: Exception) -> UsageError | None:
     required = [
         f"{each.opts[0]} ..." for each in context.command.params if each.required and each.opts[0].startswith("-")
     ]
-    usage = " ".join([name, *context.command.collect_usage_pieces(context), *required])
+    pieces = [
+        re.sub(r"\{(\w+)\}", lambda word: word[1].upper(), piece)
+        for piece in context.command.collect_usage_pieces(context)
+    ]
+    usage = " ".join([name, *pieces, *required])
     if further := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
         return UsageError(f"{name} takes no further argument: {further[1]}.", usage, f"remove it, or {see}")
     return UsageError(f"{name}: {message[0].lower()}{message[1:].rstrip('.')}.", usage, see)
