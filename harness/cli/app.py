@@ -106,7 +106,10 @@ class _Commands(TyperGroup):
             errors.print(_INTERRUPTED, markup=False)
             raise typer.Exit(ExitCode.NO_VERDICT) from None
         except typer.Abort:
-            errors.print("\nassay: not confirmed, so nothing was done.", markup=False)
+            errors.print(
+                "\nassay: not confirmed, so nothing was done.\nWhat to do: answer y, or add --yes in a pipeline",
+                markup=False,
+            )
             raise typer.Exit(ExitCode.NO_VERDICT) from None
         except SystemExit as error:  # no command raises it; a kernel's exit code would be mistaken for the command's
             raise AssayError(
