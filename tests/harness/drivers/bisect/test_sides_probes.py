@@ -88,6 +88,7 @@ def test_a_bisection_goes_on_where_it_stopped(asked: list[set[str]], tmp_path: P
     again, _ = bisect_sides(spec(), tmp_path / "out", quiet())
     assert (again.sets, again.why) == (whole.sets, whole.why)
     assert len(asked) == every
+    assert bisect_sides(spec(), tmp_path / "out", quiet())[0].probes == again.probes
 
 
 def test_another_question_and_another_folder_are_refused(asked: list[set[str]], tmp_path: Path) -> None:
