@@ -79,6 +79,9 @@ class RunSpec(Settings):
     device: Device = Field("cpu", description="device of both servers: cpu (no GPU needed) or cuda")
     reference: Side
     candidate: Side
+    reference_baseline: str = Field(
+        "", description="folder of the accepted baseline that stands in for the reference's server"
+    )
     workload: Workload = Workload()
     policy: Policy = Policy()
     servers: _Placement = Field(
@@ -166,6 +169,8 @@ class RunSpec(Settings):
 
     def _setting(self, name: str) -> Any:
         """Return a setting by the name of its flag; `model` and `engine_arg` are the reference's."""
+        if name == "reference" and self.reference_baseline:
+            return self.reference_baseline
         if name in ROLES:
             return hide(name, getattr(self, name).backend)
         shared = {part for part in _SHARED.values() if getattr(self.reference, part) == getattr(self.candidate, part)}
@@ -201,7 +206,10 @@ def _described(name: str, description: str) -> FieldInfo:
 
 FIELDS: dict[str, FieldInfo] = {
     "device": RunSpec.model_fields["device"],
-    "reference": _described("backend", "attention backend of the reference, or the URL of an OpenAI-compatible server"),
+    "reference": _described(
+        "backend",
+        "attention backend of the reference, the URL of an OpenAI-compatible server, or an accepted baseline's folder",
+    ),
     "candidate": _described("backend", "attention backend of the candidate, a kernel as module:function, or a URL"),
     "model": Side.model_fields["model"],
     "engine_arg": _described("flags", "extra flag for both servers, for example --page-size=16; may be repeated"),
@@ -229,7 +237,7 @@ _FILE_ONLY = (
 FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
 """Settings that are flags, too; the others can be set only in ``assay.toml``."""
 # Flags that only a run with the accepted baselines has.
-_GATE_FLAGS = ("baselines", "fingerprint", "reference_from")
+_GATE_FLAGS = ("baselines", "fingerprint")
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
 REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env", "with")))
 """Flags that may be given several times."""

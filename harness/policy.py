@@ -57,9 +57,6 @@ class Policy(Settings):
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
     fingerprint: str = Field("", description="accepted fingerprint, which the candidate must match; by default none")
     growth: float = Field(1.5, ge=1, description="largest growth of an error over the accepted baseline's, as a factor")
-    reference_from: Literal["server", "baseline"] = Field(
-        "server", description="where the reference's answers come from: a server, or the matching accepted baseline"
-    )
     given_by: dict[str, str] = Field({}, description="where each line that was given came from")
 
     _split = field_validator("require", mode="before")(lambda value: split_words(value))

@@ -42,6 +42,12 @@ def write(folder: Path, kernel: str = "rounded_oracle", run: str = "", policy: s
     (folder / "assay.toml").write_text(POLICY.format(run=run, policy=policy))
 
 
+def stored_reference(folder: Path) -> str:
+    """The line of assay.toml that lets the accepted reference stand in for its server."""
+    (path,) = (folder / "baselines").glob(f"torch_native-*/{FILE}")
+    return f'reference = "{path.parent.relative_to(folder)}"'
+
+
 def assay(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
     command = [sys.executable, "-m", "assay", *arguments]
@@ -77,7 +83,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_server(accepted: Path, tmp_path: Path) -> None:
     shutil.copytree(accepted / "baselines", tmp_path / "baselines")
-    write(tmp_path, 'fault("mask-top-left")', policy='reference_from = "baseline"\nrequire = ["logits"]')
+    write(tmp_path, 'fault("mask-top-left")', run=stored_reference(tmp_path), policy='require = ["logits"]')
     summary = tmp_path / "summary.md"
     code, out = assay(
         tmp_path, "gate", "--out", "second", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary)
@@ -98,10 +104,11 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
     assert verdicts == dict.fromkeys(("accuracy", "greedy", "logits", "layers", "matrix", "baseline"), "regression")
     assert made["findings"][0]["id"] == "mask-top-left"
     (logits,) = [suite for suite in made["suites"] if suite["id"] == "logits"]
-    assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], "both roles were scored in the one server"
+    assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], "the reference's are stored"
+    assert all(row["floor_mean_kl"] is not None for row in logits["logits"]), "and so is its floor"
     assert check(made, "required-logits")["status"] == "ok"
     assert made["reproduce"].startswith("assay gate ")
-    assert "--reference-from=baseline" in made["reproduce"]
+    assert re.search(r"--reference=baselines/torch_native-\w{8}", made["reproduce"])
 
     assert re.search(r"^::error title=assay%3A regression::", out, re.MULTILINE)
     title = made["findings"][0]["title"]
@@ -124,16 +131,17 @@ def test_a_stale_baseline_and_a_required_suite_that_did_not_run_are_no_verdict(a
         kept["key"]["engine"] = "SGLang 0.5.17 on cpu"
         file.write_text(json.dumps(kept))
 
-    write(tmp_path, run='suites = ["accuracy"]', policy='reference_from = "baseline"\nrequire = ["layers"]')
+    write(tmp_path, run=f'suites = ["accuracy"]\n{stored_reference(tmp_path)}')
+    code, out = assay(tmp_path, "gate", "--out", "refused")
+    assert (code, "engine was SGLang 0.5.17 on cpu, and is" in out) == (2, True), out
+
+    write(tmp_path, run='suites = ["accuracy"]', policy='require = ["layers"]')
     code, out = assay(tmp_path, "gate", "--out", "second")
     made = report(tmp_path / "second")
     assert (code, made["verdict"]) == (3, "inconclusive"), out
     stale = check(made, "candidate-baseline")
     assert (stale["status"], "engine was 'SGLang 0.5.17 on cpu'" in stale["found"]) == ("missing", True)
     assert "not used: " in stale["found"]
-    reference = check(made, "reference-baseline")
-    assert "is stale: engine was 'SGLang 0.5.17 on cpu'" in reference["found"]
-    assert reference["found"].endswith("the reference server was queried instead")
     assert check(made, "required-layers")["status"] == "missing"
     assert "assay.toml, [policy]" in check(made, "required-layers")["found"]
     assert {suite["verdict"] for suite in made["suites"]} == {"pass"}

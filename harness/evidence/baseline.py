@@ -1,7 +1,8 @@
-"""``baselines/``: a backend's accepted results, in plain files that a team commits.
+"""``baselines/``: accepted results of a backend, in plain files that a team commits.
 
-A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json`` and ``answers.jsonl``. It is valid for one backend under one
-`Key`; under any other key its numbers mean nothing, and it is *stale*. The schema follows `assay.harness.schema.RULE`.
+A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json``, ``answers.jsonl`` and, of a reference whose logits were scored,
+``logits-0.safetensors`` and ``logits-1.safetensors``. It holds for one backend under one `Key`; under any other key its numbers
+mean nothing, and it is *stale*. As ``--reference`` it stands in for a server. The schema follows `assay.harness.schema.RULE`.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.evidence.logit_files import Logits, read_logits
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer
+from assay.harness.evidence.records import FLOOR_REPEAT, Answer
 from assay.harness.files import file_name, write_whole
 from assay.harness.reading import whole_file
 from assay.harness.schema import Record, read_json
+from assay.harness.sides import Side
 
 FILE, _ANSWERS = "baseline.json", "answers.jsonl"
+_LOGITS = "logits-{}.safetensors"
 
 
 class Key(Record):
     """The conditions of a result: two results can be compared if their keys are equal.
 
     Attributes:
-        engine: such as "SGLang 0.5.23 on cpu".
+        engine: for example "SGLang 0.5.23 on cpu".
         backend: attention backend.
-        model_hash: hash of weights, tokenizer and configuration.
+        model_hash: of weights, tokenizer and configuration.
         hardware: the machine in one line.
         flags: the user's engine flags.
-        items_hash: hash of the items.
+        items_hash: of the items.
     """
 
     engine: str
@@ -47,11 +51,11 @@ class Key(Record):
 
     @property
     def name(self) -> str:
-        """The name of the baseline's folder."""
+        """Name of the baseline's folder."""
         return f"{file_name(self.backend)}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
 
     def differing(self, other: Key) -> list[tuple[str, str, str]]:
-        """List the differing fields: the name, the value in `other`, and the value here."""
+        """List what differs: its name, what it is in `other`, and what it is here."""
         return [
             (name, _text(getattr(other, name)), _text(getattr(self, name)))
             for name in type(self).model_fields
@@ -63,20 +67,23 @@ class Baseline(Record):
     """``baseline.json``.
 
     Attributes:
-        accepted: time of acceptance, ISO 8601, UTC.
-        run_id: the run that produced the results.
+        side: the side that was accepted, without secrets.
+        accepted: when, ISO 8601, UTC.
+        run_id: the run whose results they are.
         git: commit of that run.
-        reason: why a regression or worse numbers than before were accepted, or empty if they were not.
-        numbers: accepted results by id, such as "accuracy"; shares are fractions of 1.
-        own_errors: own error (relative L1) by id, such as "layer-3-extend-cached-prefix-at-least-16".
+        reason: why a regression, or worse numbers than those before, were accepted; empty where neither was.
+        numbers: accepted results by id, for example "accuracy"; shares are fractions of 1.
+        own_errors: own error (relative L1) by id, for example "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
-        server: the server's own report.
-        fingerprint: the server's fingerprint, or None if it did not report one, and in older baselines.
-        answers_sha256: hash of ``answers.jsonl``, or empty in baselines accepted before the hash was recorded.
+        server: what the server reported about itself.
+        fingerprint: what the server really served, or None if it did not report it.
+        seed: seed of the requests at the required lengths, which a run with this reference sends again.
+        files: SHA-256 of each further file, by name.
     """
 
-    schema_id: Literal["assay.baseline/2"] = Field("assay.baseline/2", alias="schema")
+    schema_id: Literal["assay.baseline/3"] = Field("assay.baseline/3", alias="schema")
     key: Key
+    side: Side
     accepted: str
     run_id: str
     git: str
@@ -85,8 +92,9 @@ class Baseline(Record):
     own_errors: dict[str, float] = Field(default_factory=dict)
     calls: tuple[CallCount, ...] = ()
     server: ServerManifest
-    answers_sha256: str = ""
     fingerprint: Fingerprint | None = None
+    seed: str = ""
+    files: dict[str, str] = Field(default_factory=dict)
 
 
 def read_baseline(folder: Path) -> Baseline:
@@ -95,19 +103,31 @@ def read_baseline(folder: Path) -> Baseline:
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """Read a baseline's answers. Raises EvidenceError if they are damaged, or were changed after acceptance."""
-    path, accepted = folder / _ANSWERS, read_baseline(folder).answers_sha256
-    if accepted and (not path.exists() or _sha256(whole_file(path, jsonl.LARGEST)) != accepted):
+    """Read a baseline's answers. Raises EvidenceError if they are damaged, or are not those that were accepted."""
+    _check(folder, _ANSWERS)
+    return jsonl.read(folder / _ANSWERS, Answer)
+
+
+def read_scorings(folder: Path) -> list[Logits]:
+    """Read a baseline's logits: of the first scoring, and of the second if there was one. Errors are those of `read_answers`."""
+    names = [name for repeat in (0, FLOOR_REPEAT) if (name := _LOGITS.format(repeat)) in read_baseline(folder).files]
+    for name in names:
+        _check(folder, name)
+    return [read_logits(folder / name) for name in names]
+
+
+def _check(folder: Path, name: str) -> None:
+    path, accepted = folder / name, read_baseline(folder).files.get(name)
+    if accepted is None or not path.exists() or _sha256(whole_file(path, jsonl.LARGEST)) != accepted:
         raise EvidenceError(
             f"{path} was changed after it was accepted.",
-            f"the file with SHA-256 {accepted[:12]}…",
+            f"the file with SHA-256 {accepted[:12]}…" if accepted else f"a file that {FILE} lists",
             "restore the file, or remove its folder and accept a new run",
         )
-    return jsonl.read(path, Answer)
 
 
 def read_all(folder: Path) -> tuple[dict[str, Baseline], dict[str, EvidenceError]]:
-    """Read all baselines in a folder by name, and the errors of the unreadable ones. A missing folder has none."""
+    """Read all baselines of a folder, by name, and what is wrong with those that cannot be read; none if there is no folder."""
     read: dict[str, Baseline] = {}
     damaged: dict[str, EvidenceError] = {}
     for path in sorted(folder.glob(f"*/{FILE}")):
@@ -120,22 +140,29 @@ def read_all(folder: Path) -> tuple[dict[str, Baseline], dict[str, EvidenceError
 
 def copy_baseline(folder: Path, to: Path) -> None:
     """Copy a baseline into another folder. Raises EvidenceError if it is damaged."""
-    read_answers(folder)
-    for name in (FILE, _ANSWERS):
+    for name in read_baseline(folder).files:
+        _check(folder, name)
         write_whole(to / name, whole_file(folder / name, jsonl.LARGEST))
+    write_whole(to / FILE, whole_file(folder / FILE, jsonl.LARGEST))
 
 
-def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) -> Path:
-    """Replace the baseline with the same key, if any, and return its folder.
+def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer], scorings: Sequence[Path] = ()) -> Path:
+    """Replace the baseline with the same key, if any, and return the folder.
 
-    ``baseline.json`` makes the folder a baseline and is written last. Until then, the previously accepted one stays in place.
+    ``baseline.json`` makes the folder a baseline and is written last; until then, the one accepted before stays in place.
+
+    Args:
+        scorings: files of logits: of the first scoring, and of the second if there was one.
 
     Raises:
         EvidenceError: the disk is full or not writable.
     """
-    target, lines = folder / baseline.key.name, jsonl.lines_of(answers).encode()
-    baseline = baseline.model_copy(update={"answers_sha256": _sha256(lines)})
-    write_whole(target / _ANSWERS, lines)
+    target, files = folder / baseline.key.name, {_ANSWERS: jsonl.lines_of(answers).encode()}
+    for repeat, path in zip((0, FLOOR_REPEAT), scorings, strict=False):
+        files[_LOGITS.format(repeat)] = whole_file(path, jsonl.LARGEST)
+    for name, content in files.items():
+        write_whole(target / name, content)
+    baseline = baseline.model_copy(update={"files": {name: _sha256(content) for name, content in files.items()}})
     write_whole(target / FILE, baseline.model_dump_json(indent=1) + "\n")
     return target
 

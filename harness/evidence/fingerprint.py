@@ -139,6 +139,20 @@ class Resolved(Record):
     runs: str
 
 
+class FolderNote(Record):
+    """What the files of a model folder contradict each other in, or leave to an engine to decide.
+
+    Attributes:
+        id: stable, such as "yarn-factor".
+        says: the contradiction and its consequence, a sentence.
+        changes_outputs: False for settings that are right, and only to be known.
+    """
+
+    id: str
+    says: str
+    changes_outputs: bool = True
+
+
 class Fingerprint(RunRecord):
     __doc__ = f"""A record of what a server really serves. {RULE}
 
@@ -160,6 +174,7 @@ class Fingerprint(RunRecord):
         environment: variables that can change numbers.
         packages: versions.
         hardware: device, driver, processor.
+        folder: contradictions in the model's folder, if it was read.
         not_observed: why a part was not observed, by name.
         seconds: time that each part took.
     """
@@ -184,6 +199,7 @@ class Fingerprint(RunRecord):
     environment: dict[str, str] | None = None
     packages: dict[str, str] | None = None
     hardware: dict[str, str] | None = None
+    folder: tuple[FolderNote, ...] = ()
     not_observed: dict[str, str] = Field(default_factory=dict)
     seconds: dict[str, float] = Field(default_factory=dict)
 

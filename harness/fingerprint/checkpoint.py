@@ -62,6 +62,23 @@ def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
     )
 
 
+def stored_rows(model: Path, name: str, rows: int) -> Tensor | None:
+    """Read the first rows of a parameter, or None if the checkpoint does not have it in safetensors files.
+
+    Raises:
+        EvidenceError: the files are unreadable or do not match their index.
+    """
+    from safetensors import safe_open
+
+    for path, names in _files(model).items():
+        if path.suffix == ".safetensors" and (names is None or name in names):
+            with reading(path, "file of weights"), safe_open(path, "pt") as opened:
+                if name in opened.keys():  # noqa: SIM118
+                    part: Tensor = opened.get_slice(name)[:rows]
+                    return part
+    return None
+
+
 def _files(model: Path) -> dict[Path, Set[str] | None]:
     """Return the files that engines read, each with the parameters that the index lists for it, or None without an index.
 

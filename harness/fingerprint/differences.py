@@ -20,8 +20,8 @@ from assay.harness.sides import HIDDEN
 
 SCHEMA: Literal["assay.fingerprint-diff/1"] = "assay.fingerprint-diff/1"
 RANKS = (
-    "unseen", "tokens", "rope", "config", "weights", "adapters", "positions", "quantisation", "experts", "ignored", "generation",
-    "backends", "arguments", "packages", "hardware", "environment",
+    "unseen", "tokens", "rope", "folder", "config", "weights", "adapters", "positions", "quantisation", "experts", "ignored",
+    "generation", "backends", "arguments", "packages", "hardware", "environment",
 )  # fmt: skip
 """The parts, by how much they change outputs: different tokens change everything, a different variable perhaps nothing."""
 # Arguments for running requests -> a part of the name of the flag that sets them. A bare model runner does not run
@@ -170,7 +170,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             fault.model_copy(
                 update={
                     "says": f"{side}: {fault.says}",
-                    "outputs": fault.outputs or bool(other.tokens and other.tokens.retold),
+                    "outputs": fault.outputs or (fault.part == "tokens" and bool(other.tokens and other.tokens.retold)),
                 }
             )
             for fault in own

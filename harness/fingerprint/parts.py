@@ -75,7 +75,7 @@ class Difference(Part):
 # Faults of one fingerprint
 
 JUDGED = ("tokens", "rope", "weights")
-"""The parts that `faults` judges."""
+"""The parts that `faults` judges, next to the folder."""
 
 
 def faults(fingerprint: Fingerprint) -> list[Difference]:
@@ -84,6 +84,14 @@ def faults(fingerprint: Fingerprint) -> list[Difference]:
         *_rope_faults(fingerprint.rope or ()),
         *_token_faults(fingerprint.tokens),
         *_weight_faults(fingerprint.weights or ()),
+        *(
+            Difference(
+                name="folder.wrong" if note.changes_outputs else "folder.note",
+                says=note.says,
+                outputs=note.changes_outputs,
+            )
+            for note in fingerprint.folder
+        ),
     ]
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from assay.harness.conditions import CACHED_PREFIX, condition_id
-from assay.harness.config import recorded_spec
+from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.baseline import Baseline, Key
@@ -21,7 +21,9 @@ from assay.harness.evidence.error_table import relative_l1
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
+from assay.harness.evidence.logit_files import logits_path, write_logits
 from assay.harness.evidence.manifest import Manifest, engine_label
+from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.files import file_name, timestamp, write_whole
@@ -46,6 +48,7 @@ class Status(Record):
         stale: role -> differences from the nearest baseline of its backend, if none matches: name, old and new value.
         unused: baselines of other backends or keys.
         damaged: baselines of other backends that cannot be read.
+        gate: whether the candidate is compared with its own accepted baseline.
         stored_reference: whether the reference's answers came from the baseline, without a server.
     """
 
@@ -53,6 +56,7 @@ class Status(Record):
     stale: dict[Role, tuple[tuple[str, str, str], ...]] = Field(default_factory=dict)
     unused: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    gate: bool = True
     stored_reference: bool = False
 
 
@@ -83,22 +87,73 @@ def _find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status
     return Status(used=used, stale=stale, unused=tuple(name for name in baselines if name not in used.values()))
 
 
-def attach_baselines(folder: RunFolder) -> Status:
+def with_stored_reference(spec: RunSpec) -> RunSpec:
+    """Return a spec whose reference is the side of a baseline, where ``--reference`` names the folder of one.
+
+    What was set for the reference besides the folder stays, and must agree with what was accepted (`check_stored_reference`).
+
+    Raises:
+        EvidenceError: the baseline is damaged.
+    """
+    folder = spec.reference.backend
+    if not (Path(folder) / stored.FILE).is_file():
+        return spec
+    side = stored.read_baseline(Path(folder)).side
+    given = {name: getattr(spec.reference, name) for name in spec.reference.model_fields_set - {"backend"}}
+    changed: dict[str, Any] = {"reference": side.model_copy(update=given), "reference_baseline": folder}
+    if spec.candidate.backend == folder:  # a candidate with settings of its own begins as the reference is
+        changed["candidate"] = spec.candidate.model_copy(update={"backend": side.backend})
+    return spec.model_copy(update=changed)
+
+
+def check_stored_reference(manifest: Manifest) -> None:
+    """Refuse a run whose stored reference was accepted under other conditions.
+
+    Raises:
+        UsageError: engine, model, hardware, flags or questions differ.
+        EvidenceError: the baseline is damaged.
+    """
+    folder = recorded_spec(manifest.spec).reference_baseline
+    if not folder:
+        return
+    accepted = stored.read_baseline(Path(folder)).key
+    if other := _key_of(manifest, "reference").differing(accepted):
+        differs = "; ".join(f"{name.replace('_', ' ')} was {old}, and is {new}" for name, old, new in other)
+        raise UsageError(
+            f"--reference: {folder} was accepted under other conditions: {differs}.",
+            "a baseline of the same engine, model, hardware, flags and questions",
+            f"accept a new run, or start the reference's server: --reference={accepted.backend}",
+        )
+
+
+def attach_baselines(folder: RunFolder, *, gate: bool) -> Status | None:
     """Copy the baselines that match a run into its folder, so that its report needs nothing else.
 
-    With ``reference_from = "baseline"`` the answers of the reference's baseline become the run's: no reference server is needed.
+    The answers, logits and fingerprint of a reference that is a baseline become the run's: no reference server is needed.
+
+    Args:
+        gate: whether the candidate is compared with its own accepted baseline.
+
+    Returns:
+        The baselines that match, or None for a run that needs none.
     """
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
-    root = Path(spec.policy.baselines)
-    keys = {role: _key_of(manifest, role) for role in ROLES}
-    known, damaged = _read_all(root, keys.values())
-    status = _find(keys, known).model_copy(update={"damaged": damaged})
+    place = Path(spec.reference_baseline) if spec.reference_baseline else None
+    if not (gate or place):
+        return None
+    status = Status(gate=gate)
+    if gate:
+        keys = {role: _key_of(manifest, role) for role in ROLES}
+        known, damaged = _read_all(Path(spec.policy.baselines), keys.values())
+        status = _find(keys, known).model_copy(update={"damaged": damaged})
     for role, name in status.used.items():
-        stored.copy_baseline(root / name, folder.baseline(role))
-    if spec.policy.reference_from == "baseline" and "reference" in status.used:
+        stored.copy_baseline(Path(spec.policy.baselines) / name, folder.baseline(role))
+    if place:
+        stored.copy_baseline(place, folder.baseline("reference"))
         _adopt(folder)
-        status = status.model_copy(update={"stored_reference": True})
+        used = {**status.used, "reference": place.resolve().name}
+        status = status.model_copy(update={"used": used, "stored_reference": True})
     write_whole(folder.baseline_status, status.model_dump_json(indent=1))
     return status
 
@@ -120,15 +175,30 @@ def _adopt(folder: RunFolder) -> None:
         adopted = answer.model_copy(update={"role": "reference"})
         if adopted.key not in answered:
             folder.append(adopted)
+    for logits in stored.read_scorings(folder.baseline("reference")):
+        header = logits.header.model_copy(update={"run": folder.nonce})
+        write_logits(folder.path, replace(logits, header=header))
     accepted = stored.read_baseline(folder.baseline("reference"))
     said = f"{accepted.server.engine}, stored: baseline {accepted.key.name}, accepted {accepted.accepted}"
     folder.record_server(accepted.server.model_copy(update={"role": "reference", "engine": said, "startup_s": None}))
 
 
 def status_of(folder: RunFolder) -> Status | None:
-    """Return the baselines that `attach_baselines` found, or None if the run was not compared with any."""
+    """Return the baselines that `attach_baselines` found, or None if the run needs none."""
     path = folder.baseline_status
     return read_json(path, Status, REPEAT_RUN) if path.exists() else None
+
+
+def envelope_seed(folder: RunFolder) -> str:
+    """Return the seed of a run's requests at the required lengths: the stored reference's, which answered them, or its own."""
+    stored_reference = "reference" not in measured_roles(folder)
+    return stored.read_baseline(folder.baseline("reference")).seed if stored_reference else folder.nonce
+
+
+def has_stored_logits(folder: RunFolder) -> bool:
+    """Return True if the reference's logits come from a baseline."""
+    place = folder.baseline("reference")
+    return "reference" not in measured_roles(folder) and bool(stored.read_scorings(place))
 
 
 def measured_roles(folder: RunFolder) -> tuple[Role, ...]:
@@ -242,9 +312,20 @@ def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list
     refuse_worse(proposals)
     answers = folder.answers()
     return [
-        stored.write_baseline(root, proposal.now, [answer for answer in answers if answer.role == proposal.role])
+        stored.write_baseline(
+            root,
+            proposal.now,
+            [answer for answer in answers if answer.role == proposal.role],
+            _scorings(folder) if proposal.role == "reference" else (),
+        )
         for proposal in proposals
     ]
+
+
+def _scorings(folder: RunFolder) -> list[Path]:
+    """List the files of the reference's logits."""
+    paths = (logits_path(folder.path, "reference", repeat) for repeat in (0, FLOOR_REPEAT))
+    return [path for path in paths if path.exists()]
 
 
 def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
@@ -268,11 +349,12 @@ def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> 
         raise UsageError(
             f"{folder.path} has no answers from a {role} server.",
             "a complete run that started this server",
-            "run the suites accuracy or greedy with --reference-from server",
+            "run the suites accuracy or greedy, with a reference that is a backend",
         )
     numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}
     return Baseline(
         key=_key_of(manifest, role),
+        side=recorded_spec(manifest.spec).sides[role],
         accepted=timestamp(),
         run_id=manifest.run_id,
         git=manifest.git,
@@ -282,4 +364,5 @@ def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> 
         calls=tuple(folder.counters(role)),
         server=server.model_copy(update={"launch_command": ""}),
         fingerprint=folder.fingerprints().get(role),
+        seed=envelope_seed(folder),
     )

@@ -148,7 +148,7 @@ def policy_claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
     """
     spec, manifest = run.spec, run.manifest
     require, line = spec.policy.require, spec.policy.line("require")
-    if run.baselines is not None and "require" not in spec.policy.given_by:
+    if run.baselines is not None and run.baselines.gate and "require" not in spec.policy.given_by:
         require, line = WHOLE, ""
     compared = spec.device, spec.reference.backend, manifest.model, tuple(sorted(spec.treatment.items()))
     return Judged(

@@ -24,6 +24,7 @@ from assay.harness.evidence.layer_diff_record import LAYER_DIFF
 from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.manifest import QUESTION_PLAN
 from assay.harness.files import write_whole
+from assay.harness.judge.baselines import has_stored_logits
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff, sensitivity, side_traces
 from assay.harness.run.fingerprints import of_side
@@ -268,9 +269,10 @@ def _unscored(asked: _Asking, role: Role) -> list[tuple[Role, int]]:
     plan, roles = asked.plan, asked_roles(asked.plan, asked.folder)
     if "logits" not in plan.spec.workload.suites or plan.has_url:
         return []
-    if roles != ROLES and not plan.has_layer_diff:
+    stored = has_stored_logits(asked.folder)
+    if roles != ROLES and not (plan.has_layer_diff or stored):
         return []  # no server can score for the role that has none
-    scored = (role,) if roles == ROLES else ROLES
+    scored = (role,) if roles == ROLES or stored else ROLES
     return [due for due in SCORINGS if due[0] in scored and not logits_path(asked.folder.path, *due).exists()]
 
 

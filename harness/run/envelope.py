@@ -20,6 +20,7 @@ from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_e
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import RESOLVED
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.judge.baselines import envelope_seed
 from assay.harness.run.plan import Plan
 from assay.harness.run.questions import TOP_LOGPROBS
 from assay.harness.run.run_folder import shadowed_role
@@ -68,7 +69,7 @@ def drive_envelope(
 
 def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     """Have a server without a shadow answer the envelope's requests as it normally serves, with its own kernels and graphs."""
-    for load, whose in _loads(served_limits(plan, folder), plan, f"{folder.nonce}/0") if engine.scores else ():
+    for load, whose in _loads(served_limits(plan, folder), plan, f"{envelope_seed(folder)}/0") if engine.scores else ():
         send(engine, load.waves, keeper(folder, plan), whose)
 
 

@@ -28,6 +28,7 @@ from assay.harness.evidence.fingerprint import PARTS, Fingerprint, RopeTable, To
 from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.facts import PACKAGES, variables
+from assay.harness.fingerprint.model_folder import folder_notes
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.reading import reading, whole_file
 from assay.harness.run.preflight import ignored_of
@@ -75,7 +76,7 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
         )
     made = Fingerprint.model_validate_json(printed)
     update: dict[str, Any] = {"model": side.model, "asked": dict(settings(without_secrets(side)))}
-    update["ignored"] = ignored_of(model, side)
+    update |= {"ignored": ignored_of(model, side), "folder": folder_notes(model)}
     if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
         with suppress(EvidenceError):  # too large, or in another format: it is then compared only with other servers
             update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
@@ -116,6 +117,7 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
         engine=f"transformers {read.get('packages', {}).get('transformers', 'not installed')}",
         model=side.model,
         asked=dict(settings(without_secrets(side))),
+        folder=folder_notes(model),
         environment=variables({**os.environ, **side.environment}),
         not_observed={**dict.fromkeys(_absent(read), "read from files, without a server"), **missing},
         seconds=seconds,

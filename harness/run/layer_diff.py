@@ -22,6 +22,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, PACK_FOLDER, LayerDiffRecord, layers_seen
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
+from assay.harness.judge.baselines import envelope_seed
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.envelope import Keep, drive_envelope, drop, keeper, serve_envelope, served_limits
 from assay.harness.run.machine import hash_model
@@ -59,9 +60,8 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
 
-    shadow(
-        engine, place, plan, keeper(folder, plan), folder.nonce, served_limits(plan, folder) if engine.scores else ()
-    )
+    limits = served_limits(plan, folder) if engine.scores else ()
+    shadow(engine, place, plan, keeper(folder, plan), envelope_seed(folder), limits)
     labels = _trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
     _trace(engine, place, other, prompts, Control(substitute=layers_seen(place)))

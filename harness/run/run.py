@@ -22,7 +22,7 @@ from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.pack import PackManifest, read_manifest
 from assay.harness.evidence.run_file import new_nonce
 from assay.harness.interruption import like_ctrl_c, too_late
-from assay.harness.judge.baselines import attach_baselines
+from assay.harness.judge.baselines import attach_baselines, with_stored_reference
 from assay.harness.judge.build import build
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
@@ -209,15 +209,14 @@ class OpenRun:
             spec: as in `run`; so are `out`, `baselines`, `display` and the errors.
             kept_running: whether `servers` will be used, which needs both servers at the same time.
         """
-        plan = prepare(spec)
+        plan = prepare(with_stored_reference(spec))
         bench = _plan_bench(plan)
         check_environment(plan, display.say)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
         folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if baselines else "run")
-        display.say(f"Run {folder.path}: {spec.candidate.backend} against {spec.reference.backend}.")
-        if baselines:
-            status = attach_baselines(folder)
+        display.say(f"Run {folder.path}: {plan.spec.candidate.backend} against {plan.spec.reference.backend}.")
+        if (status := attach_baselines(folder, gate=baselines)) is not None:
             display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")
         return cls(plan, bench, folder)
 

@@ -16,7 +16,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import QUESTION_PLAN, FailureResult, Manifest, QuestionPlan, hash_items, order_hash
 from assay.harness.evidence.run_file import new_nonce
 from assay.harness.files import file_name, portable, shown
-from assay.harness.judge.baselines import status_of
+from assay.harness.judge.baselines import check_stored_reference, status_of
 from assay.harness.run.machine import origin_of
 from assay.harness.run.plan import Plan
 from assay.harness.sides import ROLES, Role
@@ -49,6 +49,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
         code=_code(plan),
         noise={role: plan.backend(role).noise for role in ROLES},
     )
+    check_stored_reference(manifest)
     folder = RunFolder.open(path, manifest, plan.items)
     _plan_questions(plan, folder)
     return folder

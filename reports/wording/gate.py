@@ -51,13 +51,6 @@ def _no_baseline_accepted(backend: str, unused: list[str], damaged: Sequence[str
 
 
 @says
-def _reference_not_stored(backend: str, differs: list[tuple[str, str, str]], folder: str) -> Found:
-    stale = f"the baseline of {backend} is stale: {_differing(differs)}"
-    why = stale if differs else f"none was accepted for {backend}"
-    return Found(f"{why}; the reference server was queried instead", _accept_again(folder))
-
-
-@says
 def _policy_weakened(lines: list[str], declared: str) -> Found:
     noise = [f"noise = {declared} (declared by the kernel alone)"] if declared else []
     return Found(
@@ -83,9 +76,7 @@ SENTENCES: Templates = {
     "own-error-grew": "The error grew most at {where}: {accepted:percent} accepted, {now:percent} now, "
     "a factor {above:if above|within} the policy's {line}.",
     "own-error-growth": Measured("growth of the error", "{metric.value:times}", "Largest over layers and conditions"),
-    "reference-stored": Found(
-        "{name}: {needed:if its answers serve as the reference's; no reference server was started|not needed}"
-    ),
+    "reference-stored": Found("{name}: its answers serve as the reference's; no reference server was started"),
     "loss-since-accepted": Measured(
         "loss of accuracy since it was accepted", "{metric.value:points}", f"Accepted minus now, {BY_BETTING}"
     ),

@@ -84,8 +84,7 @@ _ALL = (
         unchecked="no baseline of the candidate was accepted",
     ),
     _Titles(
-        "reference-baseline", "an accepted baseline of the reference matches",
-        unchecked="no accepted baseline of the reference matches",
+        "reference-baseline", "the stored reference was accepted under the same conditions",
     ),
     _Titles(
         "workload-sensitive", "every suite detected a fault seeded in the running servers",

@@ -290,7 +290,7 @@ def gated(path: Path, right: Callable[[int, int], bool] = lambda number, cached:
     for role in ROLES:
         answers = [answer for answer in first.answers() if answer.role == role]
         write_baseline(root, _make(first, role, "pass"), answers)
-    attach_baselines(answered(path, right=right, baselines=str(root), **policy))
+    attach_baselines(answered(path, right=right, baselines=str(root), **policy), gate=True)
 
 
 def layer_1(value: float) -> Callable[..., float]:

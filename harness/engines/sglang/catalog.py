@@ -99,7 +99,10 @@ def checked_backend(flag: str, name: str) -> Backend:
         return backend
     if not backend.is_kernel:
         known = sorted({*sglang_backends(), *published()})
-        do = did_you_mean(name, known) or "name one of these, a kernel as module:function, or a URL"
+        do = (
+            did_you_mean(name, known)
+            or "name one of these, a kernel as module:function, a URL, or the folder of a baseline"
+        )
         raise UsageError(f"{flag}: unknown attention backend {name!r}.", f"one of {', '.join(known)}", do)
     from assay.harness.attention import kernels
 

@@ -33,14 +33,16 @@ from assay.harness.judge.baselines import (
     _read_all,
     accept,
     attach_baselines,
+    envelope_seed,
     propose,
     status_of,
+    with_stored_reference,
 )
 from assay.harness.judge.build import build
 from assay.harness.judge.paired_accuracy import Rule, accuracy_of
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import asked_roles, open_folder
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Role, Side
 from assay.harness.statement import state
 from assay.harness.verdict import Check
 
@@ -54,7 +56,7 @@ def key(backend: str = "mine", engine: str = "SGLang 1 on cpu") -> Key:
 def baseline(of: Key, accuracy: float = 0.9, own: dict[str, float] | None = None) -> Baseline:
     server = ServerManifest(role="candidate", backend=of.backend, engine=of.engine, claimed_phases=("extend",))
     return Baseline(
-        key=of, accepted="2026-01-01T00:00:00Z", run_id="r", git="", numbers={"accuracy": accuracy},
+        key=of, side=Side(backend=of.backend), accepted="2026-01-01T00:00:00Z", run_id="r", git="", numbers={"accuracy": accuracy},
         own_errors=own or {}, server=server,
     )  # fmt: skip
 
@@ -207,30 +209,66 @@ def plan(tmp_path: Path) -> Plan:
     return prepare(
         RunSpec.of(
             reference="torch_native", candidate="sage_attn", questions=8, suites=("accuracy",),
-            baselines=str(tmp_path / "baselines"), reference_from="baseline",
+            baselines=str(tmp_path / "baselines"),
         )
     )  # fmt: skip
 
 
-def accept_both(plan: Plan, folder: RunFolder) -> None:
-    """Store what both roles answered."""
+def accept_both(plan: Plan, folder: RunFolder) -> Plan:
+    """Store what both roles answered, and plan the run whose reference is stored."""
+    root = Path(plan.spec.policy.baselines)
+    of = {}
     for role in ROLES:
         answers = [answer for answer in folder.answers() if answer.role == role]
-        write_baseline(Path(plan.spec.policy.baselines), _make(folder, role, "pass"), answers)
+        of[role] = write_baseline(root, _make(folder, role, "pass"), answers)
+    stored = Side(backend=str(of["reference"]))
+    return prepare(with_stored_reference(plan.spec.model_copy(update={"reference": stored})))
 
 
 def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     first = run_of(plan, tmp_path / "first")
-    accept_both(plan, first)
+    plan = accept_both(plan, first)
+    assert plan.spec.reference == Side(backend="torch_native")
     second = open_folder(plan, tmp_path / "second")
     assert asked_roles(plan, second) == ROLES, "before it is compared with baselines"
     for _ in range(2):  # resuming a run changes nothing
-        status = attach_baselines(second)
+        status = attach_baselines(second, gate=True)
+        assert status is not None
         assert set(status.used) == set(ROLES)
         assert [answer.role for answer in second.answers()] == ["reference"] * 8
         assert [server.role for server in second.progress().servers] == ["reference"]
     assert asked_roles(plan, second) == ("candidate",)
+    assert envelope_seed(second) == first.nonce != second.nonce, "it answers what the stored reference answered"
     assert status_of(second) == status
+
+
+def test_a_reference_that_was_accepted_under_other_conditions_is_refused(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    stored = accept_both(plan, run_of(plan, tmp_path / "first"))
+    other = prepare(stored.spec.changed(questions=9))
+    with pytest.raises(UsageError, match="accepted under other conditions: items hash"):
+        open_folder(other, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_run_with_a_stored_reference_is_no_gate(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    stored = accept_both(plan, run_of(plan, tmp_path / "first"))
+    second = open_folder(stored, tmp_path / "second")
+    attach_baselines(second, gate=False)
+    run_of(stored, tmp_path / "second", roles=("candidate",))
+    report = build(second)
+    assert not [check for check in report.checks if check.id == "candidate-baseline" or check.requirement == "required"]
+    assert [check.outcome.id for check in report.checks if check.id == "reference-baseline"] == ["reference-stored"]
+    assert "baseline" not in {suite.id for suite in report.suites}
+    third = open_folder(plan, tmp_path / "third")
+    assert attach_baselines(third, gate=False) is None, "nothing to attach"
+
+
+def test_a_stored_file_that_was_changed_is_refused(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    stored = accept_both(plan, run_of(plan, tmp_path / "first"))
+    with (Path(stored.spec.reference_baseline) / "answers.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(EvidenceError, match="changed after it was accepted"):
+        attach_baselines(open_folder(stored, tmp_path / "second"), gate=False)
 
 
 def test_another_model_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
@@ -274,10 +312,10 @@ def accepted_then_asked(plan: Plan, tmp_path: Path, run_of: RunOf, runs: ModuleT
         for role, told in (torch or {}).items():
             tell(first, role, told)
         runs.count_layers(first, "reference", "torch_native")
-        accept_both(plan, first)
-        second = open_folder(plan, tmp_path / "second", "gate")
-        attach_baselines(second)
-        run_of(plan, tmp_path / "second", roles=("candidate",))
+        stored = accept_both(plan, first)
+        second = open_folder(stored, tmp_path / "second", "gate")
+        attach_baselines(second, gate=True)
+        run_of(stored, tmp_path / "second", roles=("candidate",))
         runs.count_layers(second, "candidate", "sage_attn", layers)
         if torch:
             tell(second, "candidate", "2")
@@ -314,10 +352,9 @@ def test_a_report_says_that_its_reference_is_stored(accepted_then_asked: RunOf) 
     assert [(call.kernel, call.layers) for call in report.reference.calls] == [("torch_native", 4)]
     by_id = {check.id: check for check in report.checks}
     assert by_id["reference-baseline"].outcome.id == "reference-stored"
-    assert by_id["reference-baseline"].outcome.values["needed"] is True
     assert by_id["same-servers"].outcome.values["stored"] is True
     assert report.reproduce.startswith("assay gate ")
-    assert "--reference-from=baseline" in report.reproduce
+    assert re.search(r"--reference=\S+/torch_native-\w{8}", report.reproduce)
     with pytest.raises(UsageError, match="no answers from a reference server"):
         _make(second, "reference", "pass")
 
@@ -350,4 +387,4 @@ def test_answers_that_are_not_those_accepted_are_refused(plan: Plan, tmp_path: P
     with pytest.raises(EvidenceError, match="was changed after it was accepted"):
         read_answers(place)
     with pytest.raises(EvidenceError, match="was changed after it was accepted"):
-        attach_baselines(open_folder(plan, tmp_path / "second"))
+        attach_baselines(open_folder(plan, tmp_path / "second"), gate=True)

@@ -59,7 +59,7 @@ def test_parts_of_files_are_observed_and_the_others_are_not(tmp_path: Path) -> N
     assert made.not_observed["backends"] == "read from files, without a server"
     assert made.generation is not None
     assert made.generation["temperature"] == "0.6"
-    assert faults(made) == []
+    assert [(fault.name, fault.outputs) for fault in faults(made)] == [("folder.note", False)], "its temperature"
 
 
 @pytest.mark.usefixtures("here")
@@ -100,7 +100,7 @@ def test_two_bos_where_a_client_renders_the_chat(tmp_path: Path) -> None:
     twice = files(write_model(tmp_path / "b", PLAIN, adds_bos=True))
     code, says = first(once, twice)
     assert (code, says.partition(" begin")[0]) == (1, "B: two BOS tokens")
-    assert [fault.outputs for fault in faults(twice)] == [False]
+    assert [(fault.name, fault.outputs) for fault in faults(twice)] == [("tokens.twice", False), ("folder.note", False)]
 
 
 @pytest.mark.usefixtures("here")
