@@ -103,7 +103,7 @@ ENVELOPE: dict[str, Buckets | _Kinds] = {
     quantity.id: quantity
     for quantity in (
         Buckets("new-tokens", "new tokens", _TOKENS),
-        Buckets("new-behind-prefix", "new tokens behind a prefix", _TOKENS),
+        Buckets("new-behind-prefix", "new tokens after a prefix", _TOKENS),
         PREFIXES,
         Buckets("total-tokens", "total length", _TOKENS),
         BATCHES,

@@ -29,7 +29,7 @@ class Picture(Part):
     """The weights of one q head of one call: expected, read, and what differs, for at most 32 queries and 64 keys."""
 
     call: str = Field(description='the call in words, such as "layer 0 extend, new+prefix 7+3"')
-    shown: str = Field(description="which queries and keys of the call are shown; empty if all are")
+    shown: str = Field(description="which queries and keys of the call are shown, or an empty string if all are")
     head: int = Field(description="index of the q head that is shown", ge=0)
     heads: int = Field(description="q heads of the call", ge=1)
     wrong_heads: tuple[int, ...] = Field(description="q heads with a query that differs from what is right")
