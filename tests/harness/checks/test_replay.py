@@ -133,7 +133,7 @@ def test_recorded_shapes_that_cannot_be_drawn_are_said(tmp_path: Path, monkeypat
     writer.flush()
     result = replay(tmp_path / "pack", "undrawn:forward", read_out=5)
     assert result.tried is None
-    [why] = [line for line in result.not_tested if "under which condition" in line]
+    [why] = [line for line in result.not_tested if "no experiments on the condition" in line]
     assert why.endswith("with another scale, cannot be drawn again")
 
 
