@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
-# SGLang's metadata lists packages that need a GPU; requirements/cpu.txt lists what it imports on a CPU.
+# SGLang's metadata lists packages that need a GPU; requirements/cpu.txt lists those that it imports on a CPU.
 SGLANG_ON_CPU = ("--no-deps", "sglang==0.5.23")
 # One more than the cores, since some tests only wait for processes. The few tests of `tests` that start servers share one of these
 # workers (tests/conftest.py); the many of `tests-all` run one after the other, since each server keeps a core busy.
@@ -38,7 +38,7 @@ def environment(session: nox.Session, profile: str = "cpu") -> str:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     session.run(sys.executable, "-m", "venv", str(folder), external=True)
-    # Most modules of these packages are never imported; those that are get compiled then, which takes a fraction of the time.
+    # Most modules of these packages are never imported; the others are compiled on import, which takes a fraction of the time.
     pip = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
     session.run(*pip, *(flag for path in requirements for flag in ("-r", str(path))), "setuptools>=77", external=True)
     session.run(*pip, "--no-build-isolation", "--editable", f"{ROOT}[all]", external=True)
@@ -53,14 +53,14 @@ def assay(session: nox.Session, command: str, *flags: str) -> None:
     """Run a command of assay in the environment of its device; the session's exit code is the command's."""
     if Path(session.invoked_from) / "assay" == ROOT:
         sys.stderr.write(
-            f"{ROOT} hides the package assay: Python takes a folder of that name in the working directory for it.\n"
+            f"{ROOT} hides the package assay: Python imports a folder of that name in the working directory instead.\n"
             "Expected: a checkout with another name, or nox called elsewhere\nWhat to do: rename it, for example to .assay\n"
         )
         sys.exit(2)
     words = [word for flag in session.posargs for word in flag.split("=", 1)]
     on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(words))
     python = environment(session, "cuda" if on_cuda else "cpu")
-    # In the folder from which nox was called: relative paths, assay.toml and kernels named module:function refer to it.
+    # Run in the folder where nox was called: relative paths, assay.toml and kernels named module:function refer to it.
     code = subprocess.call([python, "-m", "assay", command, *flags, *session.posargs], cwd=session.invoked_from)
     if code:
         sys.exit(code)  # nox would turn any failure into 1, which means a regression
@@ -70,9 +70,9 @@ def pytest(session: nox.Session, *parts: list[str]) -> None:
     """Run pytest once for each part of the tests, or once with the flags given after --."""
     python = environment(session)
     env = {
-        # The test processes keep the cores busy: a second BLAS thread would only wait busily for the first.
+        # The test processes keep the cores busy: a second BLAS thread would only busy-wait for the first.
         "OPENBLAS_NUM_THREADS": "1",
-        # Bytecode is kept even where the machine says otherwise: without it, each process that collects takes twice as long.
+        # Keep bytecode even if the machine disables it: without it, each process that collects takes twice as long.
         "PYTHONDONTWRITEBYTECODE": "",
     }
     for flags in [session.posargs] if session.posargs else parts:
@@ -104,7 +104,7 @@ def gate(session: nox.Session) -> None:
 
 
 def server_tests() -> list[str]:
-    """List the files of tests that start servers: to collect all files takes as long as a server's start."""
+    """List the test files that start servers: collecting all files takes as long as starting a server."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(file.relative_to(ROOT)) for file in files if "mark.server" in file.read_text(encoding="utf-8")]
 
@@ -123,7 +123,7 @@ def tests_all(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def evaluate(session: nox.Session) -> None:
-    """Test the benchmarks' bug sets; flags after -- go to pytest. No part of CI."""
+    """Test the benchmarks' bug sets; flags after -- go to pytest. Not part of CI."""
     pytest(session, ["benchmarks/tests", *SIDE_BY_SIDE, SLOWEST])
 
 
@@ -140,7 +140,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Build the site of the documentation into site/; flags after -- go to `mkdocs build`."""
+    """Build the documentation site into site/; flags after -- go to `mkdocs build`."""
     folder, pages = ROOT / ".nox" / "docs", ROOT / ".nox" / "docs" / "pages"
     python = str(folder / "bin" / "python")
     if not Path(python).exists():

@@ -1,12 +1,12 @@
 """assay compares attention backends of LLM serving engines. This module is its whole public API.
 
-What kernels, tests, notebooks and pipelines need most is imported from here::
+Kernels, tests, notebooks and pipelines can import the most common names from here::
 
     from assay import AttentionCall, KernelRefused, check, declares
 
-A name is imported when it is first used, so ``import assay`` itself takes milliseconds and imports no torch. These names change
-only as ``CHANGELOG.md`` says. Rarer ones are imported from their modules (`assay.harness` and its neighbours), which may change
-with any version.
+A name is imported when it is first used, so ``import assay`` itself takes milliseconds and does not import torch. These names
+change only as ``CHANGELOG.md`` says. Rarer names are imported from their modules (`assay.harness` and its neighbours), which may
+change with any version.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
             from assay.harness.extras import missing_packages, require
 
             if missing_packages(_EXTRA[name]):
-                # Calling it is the error, not the name, which `hasattr`, `inspect` and `import *` meet too.
+                # Raise only when it is called, because `hasattr`, `inspect` and `import *` also access the name.
                 return lambda *_, **__: require(_EXTRA[name], f"assay.{name}")
         loaded = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = loaded

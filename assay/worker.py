@@ -1,4 +1,4 @@
-"""Work in a process of its own, which may crash, hang, or start others: its caller goes on, and nothing is left behind.
+"""Runs work in a separate process that may crash, hang, or start others. The caller continues, and nothing is left behind.
 
 ::
 
@@ -7,13 +7,13 @@
         case Done(result): ...
         case Crashed() | TimedOut(): outcome.how, outcome.during, outcome.events
 
-The function is called as ``function(journal=..., **arguments)`` by ``python -m assay.worker JOB``. Only importable names and JSON
-cross the border: JOB is a file with the function's name and its arguments, and the process appends events to a journal of JSON
-lines, which its caller reads while they come. So whatever was written before the process ended stays known. Around a call that may
-not return, write `Journal.begin` and `Journal.end`: an outcome then says where the process ended, and `Limits.step_s` holds for it.
+``python -m assay.worker JOB`` calls the function as ``function(journal=..., **arguments)``. Only importable names and JSON cross
+the process boundary: JOB is a file with the function's name and its arguments, and the process appends events to a journal of JSON
+lines, which its caller reads as they arrive. So everything written before the process ended is kept. Around a call that may not
+return, write `Journal.begin` and `Journal.end`: the outcome then states where the process ended, and `Limits.step_s` applies.
 
-The process runs under `assay.harness.engines.guardian`, which ends all that it started however it, or its caller, ends. So does a
-command that `run_command` runs.
+The process runs under `assay.harness.engines.guardian`, which ends everything that it started, however the process or its caller
+ends. The same holds for commands of `run_command`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from assay.harness.engines import guardian
 from assay.harness.errors import AssayError
 from assay.harness.text import how_ended
 
-# PyTorch compiles in up to 32 processes, Triton in one for each kernel.
+# PyTorch compiles in up to 32 processes, Triton in one per kernel.
 _PROCESSES = 256
 _GRACE_S = 1.0
 _POLL_S = 0.01
 _BLOCK = 2**20
 _DONE, _RAISED, _BEGINS, _ENDS = "done", "raised", "begins", "ends"
 
-# A line of the journal: its name as ``event``, and what the function wrote with it.
+# A line of the journal: the event's name as ``event``, and the facts that the function wrote with it.
 Event = Mapping[str, Any]
 
 
@@ -54,7 +54,7 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to do.
+    """A job for a process.
 
     Attributes:
         function: an importable function, as ``package.module:function``. It gets a `Journal` as ``journal``, and
@@ -68,12 +68,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of time, in seconds; None for no limit.
+    """Time limits in seconds, or None without a limit.
 
     Attributes:
-        start_s: until the first event.
-        step_s: between `Journal.begin` and `Journal.end`.
-        total_s: until the job is done.
+        start_s: time until the first event.
+        step_s: time between `Journal.begin` and `Journal.end`.
+        total_s: time until the job is done.
     """
 
     start_s: float | None = None
@@ -83,11 +83,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Done:
-    """A job that came to its end.
+    """A finished job.
 
     Attributes:
-        result: what the function returned, as JSON.
-        events: what it wrote to its journal.
+        result: the function's return value, as JSON.
+        events: the events in its journal.
     """
 
     result: Any
@@ -99,9 +99,9 @@ class Crashed:
     """A process that ended before its job was done.
 
     Attributes:
-        how: how, in words that follow "it": "was killed by SIGSEGV".
-        during: the step that had begun and not ended; empty if none had.
-        events: what it wrote to its journal before.
+        how: the way it ended, as a predicate: "was killed by SIGSEGV".
+        during: the step that had begun but not ended, or empty.
+        events: the events in its journal until then.
     """
 
     how: str
@@ -111,17 +111,17 @@ class Crashed:
 
 @dataclass(frozen=True)
 class TimedOut(Crashed):
-    """A process that was ended, since it exceeded a limit. `how` says which."""
+    """A process that was ended because it exceeded a limit, which `how` states."""
 
 
 Outcome = Done | Crashed
 
 
 class Journal:
-    """The events of a job, on the side of its process.
+    """The journal of a job, on the side of its process.
 
     Args:
-        append: gets each event; None if nobody reads them.
+        append: called with each event, or None if nobody reads them.
     """
 
     def __init__(self, append: Callable[[Event], object] | None = None) -> None:
@@ -133,16 +133,16 @@ class Journal:
             self._append({"event": event, **facts})
 
     def begin(self, step: str) -> None:
-        """Note that a step begins that may not return, in words."""
+        """Record that a step begins that may not return. `step` describes it."""
         self.write(_BEGINS, step=step)
 
     def end(self) -> None:
-        """Note that the step has returned, or raised."""
+        """Record that the step has returned or raised."""
         self.write(_ENDS)
 
 
 UNREAD = Journal()
-"""A journal that nobody reads, as where a function is called without a process."""
+"""A journal that nobody reads, for calling a function without a process."""
 
 
 def run(
@@ -154,24 +154,24 @@ def run(
     environment: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Have a process do a job.
+    """Run a job in a process.
 
     Args:
-        on_event: called here with each event as it comes.
-        output: file that gets what the process prints; by default standard error.
-        environment: its environment variables; by default those of this process.
+        on_event: called in this process with each event as it arrives.
+        output: file for the process's output; by default standard error.
+        environment: its environment variables; by default a copy of this process's.
         stop: ends the process once it is set.
 
     Raises:
-        Exception: what the function raised, if that is an error of assay or Python's own; else a RuntimeError that quotes it.
-        OSError: the process cannot be started, or the journal not be written.
+        Exception: the function's exception, if it is one of assay's or Python's own; otherwise a RuntimeError that quotes it.
+        OSError: the process cannot be started, or the journal cannot be written.
     """
-    __tracebackhide__ = True  # pytest shows who asked
+    __tracebackhide__ = True  # pytest shows the caller instead
     with _process(job, output, os.environ if environment is None else environment) as (poll, read):
         events: list[Event] = []
         started = since = time.monotonic()
         while True:
-            status = poll()  # asked first: what it wrote until then is read
+            status = poll()  # first, so that all events from before the end are read
             for event in read():
                 since = time.monotonic()
                 if event["event"] == _DONE:
@@ -199,13 +199,13 @@ def run(
 
 
 def _during(events: Sequence[Event]) -> str:
-    """Return the step that has begun last, unless it has ended."""
+    """Return the step that began last, or "" if it has ended."""
     last = next((event for event in reversed(events) if event["event"] in (_BEGINS, _ENDS)), None)
     return str(last["step"]) if last and last["event"] == _BEGINS else ""
 
 
 def _raised(event: Event) -> Exception | None:
-    """Make the exception that the function raised; None if that is no `Exception`, such as the outcome of a test."""
+    """Remake the function's exception, or return None if it is not an `Exception`, such as a test outcome."""
     if not event["error"]:
         return None
     module, _, name = event["type"].partition(":")
@@ -224,8 +224,8 @@ def _raised(event: Event) -> Exception | None:
 def _process(
     job: Job, output: IO[bytes] | int, environment: Mapping[str, str]
 ) -> Iterator[tuple[Callable[[], int | None], Callable[[], list[dict[str, Any]]]]]:
-    """Run the process of a job under a guardian; gives its exit status, None while it runs, and the events since the last time."""
-    # The guardian removes this folder; the journal in it stays readable here, since it is open.
+    """Run a job's process under a guardian, and yield two functions: the exit status (None while it runs), and new events."""
+    # The guardian removes this folder. The journal in it stays readable here, since it is open.
     scratch = Path(tempfile.mkdtemp(prefix="assay-worker-"))
     try:
         kept = scratch / "journal.jsonl"
@@ -250,7 +250,7 @@ def _process(
         *lines, begun = begun.split(b"\n")
         events = []
         for line in lines:
-            with suppress(ValueError):  # something else wrote it
+            with suppress(ValueError):  # not written by the journal
                 event = json.loads(line)
                 events += [event] if isinstance(event, dict) and "event" in event else []
         return events
@@ -264,7 +264,7 @@ def _process(
 
 def _how_it_ended(status: int) -> str:
     if status == -guardian.TOO_MANY:
-        return f"was ended, since it had started more than {_PROCESSES} processes at a time,"
+        return f"was ended because it had started more than {_PROCESSES} processes at a time,"
     return how_ended(status)
 
 
@@ -281,15 +281,15 @@ def run_command(
     """Run a command under a guardian, and leave none of its processes running.
 
     Args:
-        log: file to which what it prints is appended.
-        environment: its environment variables; by default those of this process.
-        output: file that gets its standard output instead.
+        log: file that its output is appended to.
+        environment: its environment variables; by default a copy of this process's.
+        output: file for its standard output instead.
 
     Returns:
-        Its exit status, -n for a signal n; None if it was ended here.
+        Its exit status, -n for a signal n, or None if it was ended here.
 
     Raises:
-        OSError: it cannot be started, or a file not be written.
+        OSError: the command cannot be started, or a file cannot be written.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     scratch, until = Path(tempfile.mkdtemp(prefix="assay-")), time.monotonic() + seconds
@@ -311,9 +311,9 @@ def _line(facts: Mapping[str, Any]) -> bytes:
 
 
 def _as_json(what: Any) -> Any:
-    """Return a pydantic model as JSON, with numbers that are not finite."""
+    """Return a pydantic model as JSON, including non-finite numbers."""
     if not hasattr(what, "model_dump"):
-        raise TypeError(f"a job takes and returns JSON; {type(what).__name__} is not")
+        raise TypeError(f"a job takes and returns JSON, which {type(what).__name__} is not")
     return what.model_dump()
 
 
@@ -324,19 +324,19 @@ def main() -> None:
     process, descriptor = os.getpid(), os.open(job["journal"], os.O_WRONLY | os.O_APPEND)
 
     def append(event: Event) -> None:
-        with suppress(OSError):  # on a full disk the job goes on
+        with suppress(OSError):  # the job continues on a full disk
             os.write(descriptor, _line(event))
 
     try:
         module, _, name = job["function"].partition(":")
-        gc.disable()  # modules are no garbage: looking for some takes a sixth of the time of importing torch
+        gc.disable()  # imports leave little garbage, but collecting it takes a sixth of the time of importing torch
         function = getattr(importlib.import_module(module), name)
         gc.enable()
         result = function(**job["arguments"], journal=Journal(append))
         last = _line({"event": _DONE, "result": result})
     except BaseException as error:
         last = _line({"event": _RAISED, **_described(error)})
-    # Threads that a kernel started, and what it left for the end, must not keep the process; nor may a copy that it forked go on.
+    # A kernel's threads and exit handlers must not keep the process alive, and a forked copy of it must not continue.
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -187,7 +187,7 @@ def truths(four: str, server: bool) -> dict[str, tuple[Callable[[Path], str], st
             lambda folder: versions(
                 folder, four, {"rope_theta": 1e4}, tokenizer_class="GPT2Tokenizer", splits=LLAMA_3_SPLIT
             ),
-            r"[AB]: token ids of .* are not those of tokenizer\.json, .*",
+            r"[AB]: token ids of .* do not match tokenizer\.json, .*",
         ),
         "mellea #947: the same in one environment": (
             lambda folder: first_line(
@@ -198,7 +198,7 @@ def truths(four: str, server: bool) -> dict[str, tuple[Callable[[Path], str], st
                     )
                 ),
             ),
-            r"B: token ids of .* are not those of tokenizer\.json, which is read as GPT2Tokenizer",
+            r"B: token ids of .* do not match tokenizer\.json, which is read as GPT2Tokenizer",
         ),
         "two BOS: a rendered chat sent as text (lm-eval)": (
             double_bos,
@@ -210,7 +210,7 @@ def truths(four: str, server: bool) -> dict[str, tuple[Callable[[Path], str], st
         ),
         "a LoRA adapter that was not applied (verl #7495)": (
             adapter,
-            r"2 of 21 parameters have other weights: .*o_proj.*",
+            r"2 of 21 parameters have different weights: .*o_proj.*",
         ),
         "weights sent again, one tensor missing": (
             sent_again if server else lambda folder: "not run: needs --server",

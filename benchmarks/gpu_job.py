@@ -42,7 +42,6 @@ COMPILED = ["--engine-arg=--enable-torch-compile", "--engine-arg=--cuda-graph-ma
 SAGE = ["--candidate", "sage_attn", "--servers", "together"]
 SHAPES = ["--latency-shapes", "short,long,shared,chunked,offline"]
 OFFLINE = ["--latency-shapes", "offline", "--latency-concurrency", "1", "--latency-seconds", "60"]
-CONCURRENCY_4 = ["--concurrency", "4"]  # batches no larger than those that are compiled
 RANKS = {"two-ranks": 2, "two-ranks-wrong": 2}
 """GPUs that a step needs, if not one."""
 EQUAL = [f"equal-{n}" for n in range(5)]
@@ -185,6 +184,14 @@ def of_bench(result: dict[str, Any]) -> str:
     return f"{result['verdict']}; " + "; ".join(rows + calls_of(result["candidate_calls"]) + checks)
 
 
+def settings(folder: Path, **values: int) -> str:
+    """Write an assay.toml into a folder, and return the flag that names it."""
+    ((name, value),) = values.items()
+    path = folder / f"{name}-{value}.toml"
+    path.write_text(f"[run]\n{name} = {value}\n")
+    return f"--config={path}"
+
+
 def steps(folder: Path, model: str) -> dict[str, Step]:
     """The steps, by name."""
     cuda, itself, ranks = ["--device", "cuda"], ["--candidate", REFERENCE], "--engine-arg=--tp=2"
@@ -192,10 +199,17 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
     return {
         "accuracy": (["run", *cuda, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "accuracy-as-shipped": (["run", *cuda, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
-        **{name: (["run", *cuda, *itself, f"--order-seed={n}"], 0, "report.json", of_run) for n, name in enumerate(EQUAL)},
+        **{
+            name: (["run", *cuda, *itself, settings(folder, order_seed=n)], 0, "report.json", of_run)
+            for n, name in enumerate(EQUAL)
+        },
         "two-ranks": (["run", *cuda, "--candidate", "sage_attn", ranks], 0, "report.json", of_run),
         "two-ranks-wrong": ([*DIFF, *cuda, "--candidate", "faulty:second_rank", ranks], 1, "report.json", of_run),
-        "accuracy-compiled": (["run", *cuda, "--candidate", "sage_attn", *COMPILED, *CONCURRENCY_4], 0, "report.json", of_run),
+        # Batches no larger than those that are compiled.
+        "accuracy-compiled": (
+            ["run", *cuda, "--candidate", "sage_attn", *COMPILED, settings(folder, concurrency=4)],
+            0, "report.json", of_run,
+        ),
         "layers": ([*DIFF, *large, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "layers-as-shipped": ([*DIFF, *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
         "bisect": (["bisect", "layers", *large, "--candidate", "faulty:one_layer"], 1, "bisect.json", of_bisect),

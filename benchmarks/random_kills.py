@@ -32,9 +32,9 @@ from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "tests" / "stand_ins" / "engine"
-FLAGS = (
-    "--reference=torch_native", "--candidate=triton", "--questions=96", "--greedy-prompts=16", "--suites=accuracy,greedy",
-)  # fmt: skip
+FLAGS = ("--reference=torch_native", "--candidate=triton", "--questions=96", "--suites=accuracy,greedy")
+SETTINGS = "[run]\ngreedy_prompts = 16\n"
+"""What no flag sets."""
 PACE_S = 0.08
 GONE_S = 20.0
 
@@ -64,6 +64,9 @@ class Trial:
     def start(self, *flags: str, **environment: str) -> subprocess.Popen[str]:
         """Start ``assay run`` on stand-ins; `flags` follow `FLAGS`."""
         self.temporary.mkdir(parents=True, exist_ok=True)
+        settings = self.place / "assay.toml"
+        if not settings.exists():
+            settings.write_text(SETTINGS)
         ours = {
             "PYTHONPATH": f"{ENGINE}:{os.environ.get('PYTHONPATH', '')}",
             "TMPDIR": str(self.temporary),

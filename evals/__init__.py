@@ -1,1 +1,1 @@
-"""Questions, prompts and loads for both servers, how answers are parsed, and the tiny model that can answer."""
+"""Questions, prompts and loads for both servers, the parsing of answers, and the tiny model that can answer."""

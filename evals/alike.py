@@ -1,9 +1,9 @@
-"""Questions that are likely to be answered alike: of one template, or nearly the same text. They are drawn together, as one unit.
+"""Finds questions that are likely to be answered alike, from one template or with nearly the same text, to draw them as one unit.
 
-Two texts are alike if at least half of their shingles are the same (Jaccard, Broder 1997); a shingle is four words in a row, in
-lower case, with every number as one word: a template is filled in with names and numbers. Pairs are found by MinHash with banding
-(Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3): the time grows with the number of texts, not of pairs.
-Paraphrases in other words are not found.
+Two texts are alike if they share at least half of their shingles (Jaccard, Broder 1997). A shingle is four consecutive words in
+lower case, with every number replaced by the same word, because templates differ in names and numbers. MinHash with banding finds
+the pairs (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3), so the time grows with the number of texts, not of
+pairs. Paraphrases in other words are not found.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# Words of a shingle: three are shared by chance in questions of one subject, five by few templates with a name in each clause.
+# Words in a shingle. Questions on one subject share three words by chance; few templates with a name in each clause share five.
 _SHINGLE = 4
-# A shorter text is alike to none: half of so few shingles are shared by chance.
+# Shorter texts are never alike, since half of so few shingles can match by chance.
 _LEAST_WORDS = 8
-# Share of shingles from which on two texts are alike.
+# Smallest share of common shingles for two texts to be alike.
 _ALIKE = 0.5
 # A pair at the threshold shares a band with a probability of 0.986, one of 0.1 with 0.03; pairs are then compared exactly.
 _BANDS, _ROWS = 32, 3
@@ -28,7 +28,7 @@ _WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+")
 
 
 def alike(texts: Sequence[str]) -> list[int]:
-    """Return each text's index of the first text that it is alike to, directly or through others; its own if there is none."""
+    """Return, for each text, the index of the first text that it is like, directly or through others, or its own index."""
     sets = [_shingles(text) for text in texts]
     root = list(range(len(texts)))
 
@@ -56,7 +56,7 @@ def _shingles(text: str) -> frozenset[int]:
 
 
 def _candidates(sets: Sequence[frozenset[int]]) -> Iterator[tuple[int, int]]:
-    """Yield pairs that share a band of their signatures: each text with the last one before it, so a bucket costs its size."""
+    """Yield pairs that share a band of their signatures: each text with the one before it, so a bucket costs its size."""
     buckets: dict[tuple[int, bytes], int] = {}
     factors, offsets = np.random.default_rng(0).integers(1, _PRIME, (2, _BANDS * _ROWS), dtype=np.uint64)
     for index, shingles in enumerate(sets):
@@ -73,8 +73,8 @@ def _candidates(sets: Sequence[frozenset[int]]) -> Iterator[tuple[int, int]]:
 def _signature(
     shingles: frozenset[int], factors: NDArray[np.uint64], offsets: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """Compute the least of each hash function over the shingles, [bands x rows]."""
+    """Compute each hash function's minimum over the shingles, [bands x rows]."""
     values = np.fromiter(shingles, np.uint64, len(shingles))
-    # Multiplication modulo 2^64 with an odd factor, of which the upper bits count.
+    # Multiplication modulo 2^64 by an odd factor. Only the upper bits are good hashes.
     hashes = ((factors | np.uint64(1))[:, None] * values + offsets[:, None]) >> np.uint64(32)
     return np.asarray(hashes.min(1), np.uint64)

@@ -1,14 +1,14 @@
 """The load of the envelope: few requests whose calls have every block count, cached and new, up to a length.
 
-Kernels compute in blocks, and what is wrong with one is wrong for some numbers of blocks, or at their borders. So the lengths that
-a load must have (`_border_points`) are, of every block of 64 tokens, its first one, its last but one and its last one; and others
-between them, which its seed draws, as it draws sizes of batches. Each run has a seed of its own.
+Kernels compute in blocks, and a faulty kernel is wrong for some numbers of blocks, or at block borders. So a load must have, from
+every block of 64 tokens, the first, the second to last and the last length (`_border_points`). The seed draws further lengths
+between them, and sizes of batches. Each run has its own seed.
 
-Prompts are token ids (see `assay.evals.loads`). One long prompt is cached first. All others begin with as many of its tokens as
-shall come from the cache, so one request covers a number of cached tokens and one of new tokens; both together are the envelope's
-length. Whatever a kernel does from some number of new tokens and some number of cached ones on, one of these pairs exceeds both,
-unless they leave less than a block of the envelope. Waves are sent at once, and hold no more new tokens than are prefilled at once:
-otherwise the engine would split a prompt where it likes.
+Prompts are token ids (see `assay.evals.loads`). One long prompt is cached first. Every other prompt begins with those of its tokens
+that shall come from the cache, so each request covers one number of cached tokens and one of new tokens; together they make up the
+envelope's length. If a kernel fails from some number of new tokens and some number of cached tokens on, one of these pairs exceeds
+both, unless they leave less than a block of the envelope. The requests of a wave are sent together. A wave has at most as many new
+tokens as are prefilled at once, because otherwise the engine would split prompts in unknown places.
 """
 
 from __future__ import annotations
@@ -23,53 +23,54 @@ from assay.evals.loads import random_tokens
 from assay.harness.conditions import BORDER_TOKENS
 
 BATCH = {"cpu": 9, "cuda": 17}
-"""Sequences that a batch must have, by device."""
+"""Number of sequences that a batch must have, by device."""
 DEPTH = {"cpu": 9, "cuda": 33}
-"""Tokens that a request must generate, by device, where the candidate claims decode."""
-# Tokens before a border at which a prompt ends that passes it while it is decoded, and at which its spares do, which generate
+"""Tokens that a request must generate if the candidate claims decode, by device."""
+# Distance from a border, in tokens, of the end of a prompt that crosses it during decode, and of its spares, which generate
 # `_PASSING` tokens.
 _BEFORE, _SPARE_BEFORE, _PASSING = 3, 2, 5
-# Spare prompts for each border. Texts of two right backends part at ties, and what follows is not compared. On an H200 12 of 33
-# texts of 33 tokens did, so a token ties with about 1.4 %: simulated, one prompt for each border leaves a gap in 81 % of runs,
-# three spares in none of 1,000. With 5 % it is 100 % and 1.3 %. They are sent in any case: servers in turn do not know the ties.
+# Spare prompts per border. The texts of two correct backends diverge at ties, and the tokens after that are not compared. On an
+# H200, 12 of 33 texts of 33 tokens diverged, so a token ties with a probability of about 1.4 %. In simulations, one prompt per
+# border left a gap in 81 % of runs, and three spares in none of 1,000 (with 5 %, in 100 % and 1.3 %). Spares are always sent,
+# because servers that run one after the other do not know the ties.
 _SPARES = 3
-# Batches of a size that is drawn.
+# Number of batches with a random size.
 _DRAWN_BATCHES = 4
-# New tokens of such a prompt; the others are cached.
+# New tokens in such a prompt; the others are cached.
 _TAIL = 4
-# Tokens that each request of a batch generates where decode is to be covered.
+# Tokens that each request of a batch generates if decode must be covered.
 _FEW = 4
-# Cached tokens of every second request of a batch.
+# Cached tokens in every second request of a batch.
 _HEADER = 24
 
 
 def _border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
-    """List the lengths from `first` to `last`, multiples of `step`, that stand for all of them, ascending."""
-    # Of every block of `BORDER_TOKENS` tokens these are its first length, its last but one and its last one.
+    """List the multiples of `step` from `first` to `last` that stand for all of them, ascending."""
+    # In every block of `BORDER_TOKENS` tokens, these are the first, the second to last and the last length.
     borders = {length for length in range(first, last + 1) if length % BORDER_TOKENS in (0, 1, BORDER_TOKENS - 1)}
     return tuple(sorted(length for length in borders | {first, last} if first <= length <= last and length % step == 0))
 
 
 def inner_lengths(block: int, wanted: Sequence[int], step: int = 1) -> list[int]:
-    """List the multiples of `step` in a block, within the range of its `wanted` border points, that are none of them."""
+    """List the multiples of `step` in a block that lie between its `wanted` border points."""
     lengths = range(max(block * BORDER_TOKENS + 1, wanted[0]), min((block + 1) * BORDER_TOKENS, wanted[-1]) + 1)
     return [length for length in lengths if length % step == 0 and length not in wanted]
 
 
 def blocks_of(lengths: Iterable[int]) -> list[int]:
-    """List the blocks that lengths lie in, ascending."""
+    """List the blocks that contain lengths, ascending."""
     return sorted({(length - 1) // BORDER_TOKENS for length in lengths})
 
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One request of a load.
+    """A request in a load.
 
     Attributes:
-        ids: of its prompt.
-        cached: how many of them shall come from the cache.
-        output: how many tokens it generates.
-        number: of earlier requests of these lengths.
+        ids: the prompt's token ids.
+        cached: number of them that shall come from the cache.
+        output: number of tokens to generate.
+        number: number of earlier requests with the same lengths.
     """
 
     ids: tuple[int, ...]
@@ -79,7 +80,7 @@ class LoadRequest:
 
     @property
     def title(self) -> str:
-        """Its lengths in words; no two requests of a load have the same."""
+        """Its lengths as text, which is unique within a load."""
         written = f", {self.output} generated" if self.output > 1 else ""
         again = f", prompt {self.number + 1}" if self.number else ""
         return f"{len(self.ids) - self.cached} new tokens behind {self.cached} cached{written}{again}"
@@ -89,7 +90,7 @@ Wave = tuple[LoadRequest, ...]
 
 
 def longest(tokens: int, context: int, depth: int) -> int:
-    """Return the length that a load reaches for an envelope of `tokens`: at most the whole blocks that the context has room for."""
+    """Return the length that a load reaches for an envelope of `tokens`: at most the whole blocks that fit into the context."""
     return min(tokens, (context - BORDER_TOKENS - depth - 1) // BORDER_TOKENS * BORDER_TOKENS)
 
 
@@ -99,10 +100,10 @@ class LoadReach:
 
     Attributes:
         tokens: total length, cached and new.
-        context: the longest sequence that the engine takes, in tokens.
-        chunk: most tokens that it prefills at once; None for no limit.
-        page: page size of its KV pool: what is cached is a multiple.
-        depth: tokens that a request generates where decode is to be covered.
+        context: the longest sequence that the engine accepts, in tokens.
+        chunk: most tokens that it prefills at once, or None without a limit.
+        page: page size of its KV pool. Cached lengths are multiples of it.
+        depth: tokens that a request generates if decode must be covered.
     """
 
     tokens: int
@@ -113,7 +114,7 @@ class LoadReach:
 
     @property
     def at_once(self) -> int:
-        """Most new tokens of a call."""
+        """Most new tokens in a call."""
         return min(self.tokens, self.chunk or self.tokens)
 
     @property
@@ -123,7 +124,7 @@ class LoadReach:
 
     @property
     def long(self) -> int:
-        """Length of the long prompt: where the engine splits it and the context has room, its last chunk is a whole one."""
+        """Length of the long prompt. If the engine splits it and the context has room, its last chunk is a full one."""
         return min(self.tokens + self.at_once, self.context - self.depth - 1) if self.is_split else self.tokens
 
     @property
@@ -142,15 +143,15 @@ class LoadReach:
                 "prefix-tokens": _border_points(1, self.tokens, self.page),
                 "total-tokens": _border_points(1, self.tokens),
             },
-            # A prompt has a token at least, so the first key of decode is the second one.
+            # A prompt has at least one token, so decode begins at the second key.
             "decode": {"total-tokens": _border_points(2, self.tokens)},
         }
 
     def pairs(self, rng: random.Random) -> list[tuple[int, int]]:
-        """List cached and new tokens of the prompts that share the long one's beginning, in ascending order.
+        """List the cached and new tokens of the prompts that begin like the long one, in ascending order.
 
-        Together they are `tokens`, for all lengths in `lengths` and those that are drawn between them; and half, a quarter, ... of
-        it, for whole blocks.
+        For all lengths in `lengths` and the random ones between them, both add up to `tokens`. For whole blocks, they also add up
+        to a half, a quarter, ... of it.
         """
         extend = self.lengths["extend"]
         behind = {cached: max(1, min(self.tokens - cached, self.at_once)) for cached in extend["prefix-tokens"]}
@@ -166,7 +167,7 @@ class LoadReach:
             blocks = range(BORDER_TOKENS, total, BORDER_TOKENS)
             asked |= {(block, min(total - block, self.at_once)) for block in blocks if block % self.page == 0}
             total = total // 2 // BORDER_TOKENS * BORDER_TOKENS
-        # A full chunk behind a prefix that does not fit into the envelope is the long prompt's own.
+        # The long prompt itself covers a full chunk after a prefix that does not fit into the envelope.
         return sorted(
             pair
             for pair in asked
@@ -174,19 +175,19 @@ class LoadReach:
         )
 
     def _in_pages(self, cached: int) -> int:
-        """Round up to a multiple of a page, at least one."""
+        """Round up to whole pages, at least one."""
         return max(cached // self.page, 1) * self.page
 
 
 @dataclass(frozen=True)
 class Load:
-    """The requests of an envelope, in waves; the tokens of the first one's prompt are those that the others find in the cache.
+    """The requests of an envelope, in waves. The first one's prompt provides the cached tokens of all others.
 
     Attributes:
         long: the long prompt.
-        extend: for the lengths of the extend phase.
-        decode: for those of the decode phase, the first one and its spares; empty where no token is decoded.
-        batch: for batches of many sequences, some with a cached prefix: of the most sequences, and of sizes that are drawn.
+        extend: waves for the lengths of the extend phase.
+        decode: waves for the lengths of the decode phase, with spares, or empty without decode.
+        batch: waves for batches of many sequences, some with a cached prefix: one of the largest size, and others of random sizes.
     """
 
     long: Wave
@@ -196,20 +197,20 @@ class Load:
 
     @property
     def waves(self) -> tuple[Wave, ...]:
-        """All waves, in the order in which they are sent."""
+        """All waves, in sending order."""
         return (self.long, *self.extend, *self.decode, *self.batch)
 
 
 def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, decodes: bool = True) -> Load:
-    """Make the load of an envelope; the same arguments give the same requests on every machine.
+    """Make the load of an envelope. The same arguments give the same requests on every machine.
 
     Args:
-        seed: loads of different seeds share no prefix.
-        decodes: whether decode is to be covered. Otherwise each request generates one token, which prefill does.
+        seed: loads with different seeds do not share a prefix.
+        decodes: whether to cover decode. Otherwise each request generates one token, which prefill computes.
     """
     prompts, rng, few = _Prompts(reach, vocabulary, seed), random.Random(f"{seed}/lengths"), _FEW if decodes else 1
     totals = reach.lengths["extend"]["total-tokens"]
-    # The long prompt is the only one of its length.
+    # The long prompt is the only one with its length.
     alone = [prompts.request(0, length) for length in (*totals, *_drawn(rng, totals)) if length != reach.long]
     behind = [prompts.request(cached, new) for cached, new in reach.pairs(rng)]
     sizes = rng.sample(range(2, batch + 2), _DRAWN_BATCHES)  # of prefill: the first batch decodes in all sizes
@@ -224,9 +225,9 @@ def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, d
 def _drawn(
     rng: random.Random, wanted: Sequence[int], step: int = 1, known: Collection[int] = (), parts: int = 2
 ) -> list[int]:
-    """Draw a multiple of `step` from each of equal parts of each block, between its `wanted` border points, in which none is known.
+    """Draw a multiple of `step` from each of equal parts of each block between its `wanted` border points, unless one is known.
 
-    A run of lengths that is twice as long as a part holds one whole part: some length of it is drawn with any seed.
+    A run of lengths that is twice as long as a part contains a whole part, so every seed draws a length from it.
     """
     inner = (inner_lengths(block, wanted, step) for block in blocks_of(wanted))
     some = [
@@ -236,7 +237,7 @@ def _drawn(
 
 
 class _Prompts:
-    """Prompts that begin with the tokens of one long prompt, and then differ from it and from each other."""
+    """Prompts that begin like one long prompt, and then differ from it and from each other."""
 
     def __init__(self, reach: LoadReach, vocabulary: int, seed: str) -> None:
         self._rng, self._vocabulary = random.Random(f"{seed}/envelope"), vocabulary
@@ -248,7 +249,7 @@ class _Prompts:
             self._next[place].add(token)
 
     def request(self, cached: int, new: int, output: int = 1) -> LoadRequest:
-        """Make a prompt of `new` tokens behind the first `cached` ones of the long prompt."""
+        """Make a prompt of the long prompt's first `cached` tokens and `new` other tokens."""
         taken, fresh = self._next[cached], random_tokens(self._rng, new, self._vocabulary)
         while fresh[0] in taken:  # the cache would hold more than `cached` tokens of it
             fresh = (*random_tokens(self._rng, 1, self._vocabulary), *fresh[1:])
@@ -263,25 +264,25 @@ def _borders(reach: LoadReach) -> list[int]:
 
 
 def _decode_waves(prompts: _Prompts, reach: LoadReach, rng: random.Random) -> Iterator[Wave]:
-    """Yield a wave of prompts that pass each border while they are decoded, its spares, and one for lengths that are drawn."""
+    """Yield a wave of prompts that cross each border during decode, waves of spares, and one for random lengths."""
     for before, output in ((_BEFORE, reach.depth), *[(_SPARE_BEFORE, _PASSING)] * _SPARES):
         yield tuple(_decoded(prompts, border - before, output) for border in _borders(reach))
-    # Three of each block, since a prompt has few new tokens here.
+    # Three per block, since a prompt has few new tokens here.
     if inner := _drawn(rng, reach.lengths["decode"]["total-tokens"], parts=3):
         yield tuple(_decoded(prompts, length - 1, 2) for length in inner)
 
 
 def _decoded(prompts: _Prompts, length: int, output: int) -> LoadRequest:
-    """Make a prompt of a length, at least 1, whose tokens but a few are cached, and that is decoded."""
+    """Make a prompt of a length, at least 1, that has only a few uncached tokens and is decoded."""
     length = max(1, length)
     cached = max(0, length - _TAIL) // prompts.page * prompts.page
     return prompts.request(cached, length - cached, output)
 
 
 def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
-    """Make `size` short prompts, every second one behind cached tokens, after one that the engine starts with alone.
+    """Make `size` short prompts, every second one with cached tokens, after one that the engine starts with alone.
 
-    Where they decode, each generates a token more than the one before: batches of decode shrink by one, through all sizes.
+    If they decode, each generates one token more than the one before, so decode batches shrink by one through all sizes.
     """
     header = -(-_HEADER // prompts.page) * prompts.page
     short = [prompts.request(header * (n % 2), 2 + n, output + n * (output > 1)) for n in range(size)]
@@ -289,9 +290,9 @@ def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
 
 
 def _packed(requests: Sequence[LoadRequest], at_once: int) -> Iterator[Wave]:
-    """Yield waves of at most `at_once` new tokens, in whole blocks; a longer prompt is alone in its wave."""
-    # Those with the longest cached prefix come first: a small KV pool evicts what was used least recently, first the end of the
-    # long prompt.
+    """Yield waves of at most `at_once` new tokens, in whole blocks. A longer prompt gets its own wave."""
+    # Prompts with the longest cached prefix come first: a small KV pool evicts the least recently used tokens, beginning with the
+    # end of the long prompt.
     waves: list[tuple[list[LoadRequest], int]] = []
     for request in sorted(requests, key=lambda request: request.cached - len(request.ids)):
         size = -(-(len(request.ids) - request.cached) // BORDER_TOKENS) * BORDER_TOKENS

@@ -1,4 +1,4 @@
-"""Prompts of the greedy comparison: do both servers generate the same text, token by token?"""
+"""Prompts for the greedy comparison: do both servers generate the same text, token by token?"""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PLAIN = (
 
 
 def greedy_prompts(asked: Sequence[Question], count: int, synthetic: bool) -> list[tuple[str, str]]:
-    """Return `count` distinct prompts as (id, prompt), or as many as there are.
+    """Return up to `count` distinct prompts as (id, prompt).
 
-    For the built-in set they are further synthetic questions that the accuracy suite does not ask. For any other set they are the
-    plain prompts followed by those of the questions, so that both short prompts and a shared, cached header occur.
+    For the built-in set, they are synthetic questions that the accuracy suite does not ask. For any other set, they are the plain
+    prompts followed by those of the questions, so that both short prompts and a shared, cached header occur.
     """
     prompts: Iterable[str] = (*_PLAIN, *(question.prompt for question in asked))
     if synthetic:
         prompts = (question.prompt for question in questions(BUILTIN_SEED + 1))
-    distinct: dict[str, None] = {}  # equal prompts would count as several although they say the same
+    distinct: dict[str, None] = {}  # equal prompts would count twice without adding evidence
     for prompt in prompts:
         if len(distinct) >= count:
             break

@@ -1,8 +1,8 @@
 """GSM8K: grade-school word problems whose answer is a number, compared exactly.
 
 The release has two fields, ``question`` and ``answer``, whose last line is ``#### NUMBER`` (Cobbe et al., arXiv 2110.14168; the
-files ``test.jsonl`` of openai/grade-school-math, and the dataset openai/gsm8k, configuration ``main``). The prompt is that of
-simple-evals' MGSM in English (``mgsm_eval.py``), since GSM8K itself prescribes none.
+files ``test.jsonl`` of openai/grade-school-math, and the dataset openai/gsm8k, configuration ``main``). The prompt comes from
+simple-evals' MGSM in English (``mgsm_eval.py``), since GSM8K itself does not prescribe one.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def draw_gsm8k(data: str, most: int, seed: int = 0) -> Drawn:
         data: see `is_gsm8k`; SOURCE is a ``.jsonl`` file, a folder or a dataset's name, by default `_HUB_NAME`.
 
     Returns:
-        Ids are ``gsm8k-<index in the set>``.
+        The problems, with ids ``gsm8k-<index in the set>``.
 
     Raises:
-        UsageError: the set cannot be loaded, or a row of it is not a problem.
+        UsageError: the set cannot be loaded, or a row is not a problem.
     """
     name, _, rest = data.partition(":")
     source = (rest if name == _NAME else data) or _HUB_NAME
     try:
         problems = [_question(source, index, row) for index, row in enumerate(_load(source))]
-    except UnicodeDecodeError as error:  # Arrow reads bytes as text without a look at them
+    except UnicodeDecodeError as error:  # Arrow treats bytes as text without checking them
         raise UsageError(f"{source} is not text: {error}.", "UTF-8", "convert it to UTF-8") from None
     return in_random_order(problems, most, seed)
 

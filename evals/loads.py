@@ -1,7 +1,7 @@
-"""Shapes of the latency suite: lengths of prompts and answers in tokens, and the prefix that prompts share.
+"""Shapes for the latency suite: lengths of prompts and answers in tokens, and the prefix that prompts share.
 
 Prompts are token ids, not text, so their length is exact with any tokenizer (as with ``random-ids`` in SGLang's own
-``sglang.benchmark.serving``). The tokens are random: a dense model takes the same time for any of them.
+``sglang.benchmark.serving``). The tokens are random, because a dense model takes the same time for any token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from assay.harness.errors import UsageError
 
-# One part in `_EDGE_DIVISOR` of the vocabulary is left out at each end, where special tokens lie.
+# 1 / `_EDGE_DIVISOR` of the vocabulary is left out at each end, where special tokens lie.
 _EDGE_DIVISOR = 10
 
 
@@ -21,11 +21,11 @@ class Shape:
     """Lengths of requests, in tokens.
 
     Attributes:
-        prompt: length of each prompt, including the shared part; of the longest one, where they differ.
-        output: length of each answer; forced.
-        shared: length of the prefix that all prompts of a block share; it is cached beforehand.
-        chunked: whether the prompt must exceed what the server prefills at once.
-        shortest: length of the shortest prompt; 0 where all have the same. Batches then hold sequences of other lengths.
+        prompt: length of each prompt, or of the longest one if they differ, including the shared part.
+        output: length of each answer, which is forced.
+        shared: length of the prefix that all prompts of a block share. It is cached beforehand.
+        chunked: whether the prompt must exceed the tokens that the server prefills at once.
+        shortest: length of the shortest prompt, so that batches hold sequences of different lengths; 0 if all are equal.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Shape:
 
 
 CHUNK = {"cpu": 128, "cuda": 2048}
-"""Tokens that are prefilled at once (``--chunked-prefill-size``) if the shape `chunked` is used, by device."""
+"""Tokens prefilled at once (``--chunked-prefill-size``) if the shape `chunked` is used, by device."""
 SHAPES: dict[str, tuple[Shape, ...]] = {
     # For the tiny model: a block takes a few tenths of a second.
     "cpu": (
@@ -65,7 +65,7 @@ def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
     """Look up shapes by name.
 
     Args:
-        names: names of `SHAPES`, or lengths as ``PROMPT:OUTPUT`` or ``PROMPT:OUTPUT:SHARED``.
+        names: names in `SHAPES`, or lengths as ``PROMPT:OUTPUT`` or ``PROMPT:OUTPUT:SHARED``.
 
     Raises:
         UsageError: a shape does not exist, a length is out of range, or a shape is repeated.
@@ -96,15 +96,15 @@ def _custom(name: str, known: Iterable[str]) -> Shape:
 
 
 def prefix(shape: Shape, vocabulary: int, seed: str) -> tuple[int, ...]:
-    """List the tokens that all prompts of a block begin with; empty if nothing is shared."""
+    """List the tokens that all prompts of a block share at the beginning, if any."""
     return random_tokens(random.Random(f"{seed}/shared"), shape.shared, vocabulary)
 
 
 def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[int, ...]]:
-    """Make `count` prompts of token ids; the same arguments give the same prompts on every machine.
+    """Make `count` prompts of token ids. The same arguments give the same prompts on every machine.
 
     Args:
-        seed: prompts of different seeds share nothing, so no block can hit the prefix cache of the one before.
+        seed: prompts with different seeds share nothing, so a block cannot hit the prefix cache of the one before.
     """
     head = prefix(shape, vocabulary, seed)
     rngs = [random.Random(f"{seed}/{index}") for index in range(count)]
@@ -115,13 +115,13 @@ def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[
 
 
 def random_tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
-    """Draw `count` token ids, without those at the ends of the vocabulary, where special tokens lie."""
+    """Draw `count` token ids, avoiding the ends of the vocabulary, where special tokens lie."""
     ends = vocabulary // _EDGE_DIVISOR
     return tuple(rng.choices(range(ends, vocabulary - ends), k=count))
 
 
 def check_fit(shapes: Sequence[Shape], context: int) -> None:
-    """Check that each shape with its answer fits into a model's context (in tokens).
+    """Check that each shape, including its answer, fits into a model's context (in tokens).
 
     Raises:
         UsageError: a shape does not fit.
@@ -129,7 +129,7 @@ def check_fit(shapes: Sequence[Shape], context: int) -> None:
     for shape in shapes:
         if shape.prompt + shape.output > context:
             raise UsageError(
-                f"Shape {shape.name} needs {shape.prompt} + {shape.output} tokens, and the model takes {context}.",
+                f"Shape {shape.name} needs {shape.prompt} + {shape.output} tokens, but the model takes {context}.",
                 "a shape that fits",
                 f"remove {shape.name}, or give lengths as PROMPT:OUTPUT",
             )

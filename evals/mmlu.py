@@ -1,6 +1,6 @@
-"""MMLU questions from a local CSV file, a Hugging Face dataset, or the built-in synthetic questions.
+"""Draws MMLU questions from a local CSV file, a Hugging Face dataset, or the built-in synthetic questions.
 
-They are drawn in a random order with a seed, since a run stops as soon as the answers decide.
+The order is random, with a seed, since a run stops as soon as the answers decide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from assay.harness.reading import whole_file
 
 # Columns of simple-evals' ``mmlu.csv``; further columns, such as an index, are ignored.
 _FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
-# Columns of `cais/mmlu`; `answer` is the index of the right choice.
+# Columns of `cais/mmlu`. `answer` is the index of the right choice.
 _HUB_COLUMNS = ("question", "subject", "choices", "answer")
 
 _SUBJECTS = {
@@ -44,7 +44,7 @@ _SUBJECTS = {
         anatomy business_ethics clinical_knowledge college_medicine global_facts human_aging management marketing
         medical_genetics miscellaneous nutrition professional_accounting professional_medicine virology""",
 }
-# Group of each of the 57 subjects (Hendrycks et al., arXiv 2009.03300, as simple-evals has them).
+# Group of each of the 57 subjects (Hendrycks et al., arXiv 2009.03300), as in simple-evals.
 _SUBJECT_TO_GROUP = {subject: group for group, subjects in _SUBJECTS.items() for subject in subjects.split()}
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -54,7 +54,7 @@ _WHAT_TO_GIVE = (
 )
 
 
-# A row as read, before it is known to be a question: where it is, for errors; text, options, answer and subject.
+# A row as read, before it is checked: its place, for errors; text, options, answer and subject.
 _Row = tuple[str, str, Sequence[str], str, str]
 
 
@@ -63,8 +63,8 @@ class Drawn:
     """Questions in a random order.
 
     Attributes:
-        questions: distinct; those of one unit (`Question.unit`: a passage, a template) come one after the other.
-        units: units of the whole set from which the order was drawn.
+        questions: distinct questions. Those of one unit (`Question.unit`: a passage, a template) follow one another.
+        units: number of units in the whole set that the order was drawn from.
     """
 
     questions: tuple[Question, ...]
@@ -72,18 +72,18 @@ class Drawn:
 
 
 def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
-    """Draw questions in a random order, without putting any back.
+    """Draw questions in a random order, without replacement.
 
-    Questions of one passage or template are drawn together; a prompt that occurs twice is drawn once. The beginning of the order
-    does not depend on `most` (of the built-in set, up to `synthetic.BUILTIN_POOL` questions).
+    Questions of one passage or template are drawn together, and a repeated prompt is drawn once. The beginning of the order does
+    not depend on `most` (for the built-in set, up to `synthetic.BUILTIN_POOL` questions).
 
     Args:
         data: ``"builtin"``; a ``.csv`` file with simple-evals' columns; or a Hugging Face dataset with the
             columns of ``cais/mmlu``, by hub name or as a local folder (configuration ``all``, split ``test``).
-        most: largest number of questions, 1 or more. The built-in set is endless; of a smaller dataset, all are drawn.
+        most: largest number of questions, 1 or more. The built-in set is endless; a smaller dataset is drawn completely.
 
     Returns:
-        The questions. Ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the order.
+        The questions. The ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the order.
 
     Raises:
         UsageError: the file or dataset does not exist, a file cannot be read (with the line), or a row is not a question (with
@@ -100,7 +100,7 @@ def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
 
 
 def in_random_order(questions: Iterable[Question], most: int, seed: int) -> Drawn:
-    """Draw at most `most` of the questions, those of one unit together, each prompt once; see `draw_questions`."""
+    """Draw at most `most` questions, keeping units together and each prompt once; see `draw_questions`."""
     distinct: dict[str, Question] = {}
     for question in questions:
         distinct.setdefault(question.prompt, question)
@@ -113,7 +113,7 @@ def in_random_order(questions: Iterable[Question], most: int, seed: int) -> Draw
 
 
 def _clustered(questions: Sequence[Question]) -> list[Question]:
-    """Give questions that are alike a unit of their own. Questions about one passage are alike if any of them is."""
+    """Put similar questions into one unit. Passages are similar if any of their questions are."""
     firsts = alike([question.own for question in questions])
     sizes = Counter(firsts)
     by_unit: dict[str, str] = {}
@@ -124,7 +124,7 @@ def _clustered(questions: Sequence[Question]) -> list[Question]:
 
 
 def _whole_units(units: Sequence[Sequence[Question]], most: int) -> Iterator[Question]:
-    """Yield the first units that have at most `most` questions together; at least one unit."""
+    """Yield the first units that have at most `most` questions in total, but at least one unit."""
     given = 0
     for unit in units:
         if given and given + len(unit) > most:
@@ -153,7 +153,7 @@ def _read_bytes(path: Path) -> bytes:
         raise UsageError(f"{path} does not exist.", "a file", _WHAT_TO_GIVE) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "a readable file", _WHAT_TO_GIVE) from None
-    except EvidenceError as error:  # no regular file, or too large
+    except EvidenceError as error:  # not a regular file, or too large
         raise UsageError(error.found, error.expected, _WHAT_TO_GIVE) from None
 
 
@@ -171,7 +171,7 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
             "convert the file",
         ) from None
     reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-    header, line = list[str](), 1  # the line on which a record starts
+    header, line = list[str](), 1  # the first line of a record
     try:
         for cells in reader:
             if cells and not header:
@@ -195,15 +195,15 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
 
 
 def load_set(source: str, columns: Sequence[str], do: str, *arguments: str, **options: str) -> Any:
-    """Load a set by ``datasets.load_dataset(*arguments, **options)``.
+    """Load a set with ``datasets.load_dataset(*arguments, **options)``.
 
     Raises:
-        UsageError: it cannot be loaded, or has other columns.
+        UsageError: the set cannot be loaded, or has other columns.
     """
-    import datasets  # slow to import, and not needed for the other kinds of data
+    import datasets  # slow to import, and not needed for other kinds of data
 
     verbosity = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would write file names to the terminal as they are
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would write file names to the terminal unescaped
     try:
         loaded = datasets.load_dataset(*arguments, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
@@ -238,7 +238,7 @@ def _cell(value: Any) -> str:
 
 
 def _require_columns(columns: Sequence[str], needed: Sequence[str], source: Path | str) -> None:
-    """Raise UsageError unless each of the needed columns is there once."""
+    """Raise UsageError unless each needed column occurs exactly once."""
     missing = [name for name in needed if list(columns).count(name) != 1]
     if missing:
         raise UsageError(

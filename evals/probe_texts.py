@@ -1,7 +1,7 @@
-"""The probe corpus of `assay fingerprint`: texts and chats on which tokenizers and chat templates come apart.
+"""The probe corpus of `assay fingerprint`: texts and chats that distinguish tokenizers and chat templates.
 
-Each text is short, and each is there for one thing that a tokenizer can do differently: split digits, keep spaces, normalise
-Unicode, recognise special tokens in plain text. Names are stable, and texts never change: a changed text would look like a changed
+Each text is short and tests one thing that tokenizers do differently: splitting digits, keeping spaces, normalising Unicode,
+recognising special tokens in plain text. Names are stable and texts never change, because a changed text would look like a changed
 tokenizer.
 """
 

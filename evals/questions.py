@@ -1,7 +1,7 @@
-"""A question, its prompt, and how an answer is parsed.
+"""A question, its prompt, and the parsing of its answer.
 
-The prompt of multiple-choice questions and the answer pattern are those of OpenAI's simple-evals (``common.py``), which SGLang's
-own MMLU evaluation follows, so that scores can be compared with published ones.
+The prompt for multiple-choice questions and the answer pattern come from OpenAI's simple-evals (``common.py``), which SGLang's own
+MMLU evaluation follows, so that scores can be compared with published ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from decimal import Decimal
 BUILTIN_DATA = "builtin"
 """Name of the built-in set (`assay.evals.synthetic`)."""
 LETTERS = ("A", "B", "C", "D")
-# Characters from which on a text before the question itself counts as a passage. Those of MMLU have 200 and more.
+# Fewest characters before the question itself that count as a passage. MMLU's passages have 200 and more.
 _SHORTEST_PASSAGE = 100
 GROUPS = ("stem", "humanities", "social_sciences", "other")
 
@@ -30,16 +30,17 @@ _ANSWER_PATTERN = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 
 @dataclass(frozen=True)
 class Question:
-    """One question, answered by a letter or a number.
+    """A question, answered by a letter or a number.
 
     Attributes:
-        id: stable within its set; the key by which both roles' answers are paired.
+        id: stable within its set; the key for pairing both roles' answers.
         subject: the MMLU subject, the relation of a synthetic question, or the task.
         group: one of `GROUPS`.
         prompt: the text of the single user message.
-        answer: the right answer, as `parse_answer` gives it.
-        own: what it asks: the part of the prompt without the instructions and examples that prompts of its set share.
-        unit: id of its unit: its own, or one for all questions that follow the same passage or are alike (`assay.evals.alike`).
+        answer: the right answer, in the form that `parse_answer` returns.
+        own: the question itself: the prompt without the instructions and examples that all prompts of its set share.
+        unit: id of its unit: its own, or one shared by questions on the same passage or by similar questions
+            (`assay.evals.alike`).
     """
 
     id: str
@@ -52,10 +53,10 @@ class Question:
 
 
 def choice_question(id: str, subject: str, group: str, text: str, options: Sequence[str], answer: str) -> Question:
-    """Make a question with four options, and the prompt of simple-evals.
+    """Make a question with four options, and simple-evals' prompt.
 
-    Questions of a subject that follow the same passage are one unit. The passage is all but the last line of the text, if that is
-    long enough to be one; the last line asks.
+    A subject's questions on the same passage are one unit. The passage is the text without its last line, which asks, if that is
+    long enough.
     """
     passage = text.rpartition("\n")[0].strip()
     unit = f"passage-{prompt_hash(f'{subject}/{passage}')}" if len(passage) >= _SHORTEST_PASSAGE else id
@@ -65,20 +66,20 @@ def choice_question(id: str, subject: str, group: str, text: str, options: Seque
 
 
 def prompt_hash(prompt: str) -> str:
-    """Return the first 16 hex digits of a prompt's SHA-256; shows whether two runs asked the same question."""
+    """Return the first 16 hex digits of a prompt's SHA-256, which show whether two runs asked the same question."""
     return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def parse_answer(text: str, expected: str | None = None) -> str | None:
-    """Extract the answer that a response gives, in the form of the expected one; None if it gives none.
+    """Extract the answer from a response, in the form of the expected one, or return None if it is *unparsed*.
 
-    None is an *unparsed* answer, which is counted separately from wrong ones.
+    Unparsed answers are counted separately from wrong ones.
 
-    - A letter, or nothing known of the form: as in simple-evals, the first match counts.
+    - A letter, or an unknown form: the first match counts, as in simple-evals.
     - A number: the last one after the last "Answer:", as in simple-evals' MGSM (``mgsm_eval.py``), in `number_form`.
 
     Args:
-        expected: the right answer; it decides only in which form the answer is looked for.
+        expected: the right answer, which is only used to choose the form.
     """
     if expected is not None and _NUMBER.fullmatch(expected):
         given = _ANSWER_LINE.split(text)
@@ -89,6 +90,6 @@ def parse_answer(text: str, expected: str | None = None) -> str | None:
 
 
 def number_form(number: str) -> str:
-    """Return a number without thousands separators, trailing zeros and plus sign: "1,250.0" is "1250"."""
+    """Return a number without thousands separators, trailing zeros and plus sign: "1,250.0" becomes "1250"."""
     plain = f"{Decimal(number.replace(',', '')).normalize():f}"
     return "0" if plain == "-0" else plain

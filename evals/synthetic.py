@@ -1,8 +1,8 @@
 """The built-in set: synthetic questions in MMLU's format that the tiny model can answer.
 
 A question lists a few facts about invented names and asks for one of them, so it can only be answered by attending to the prompt:
-nothing can be known beforehand, and a model whose attention is wrong drops to chance or below. The sets are endless and
-deterministic: question ``i`` of seed ``s`` is the same on every machine.
+nothing can be known beforehand, and a model with wrong attention drops to chance or below. The sets are endless and deterministic:
+question ``i`` of seed ``s`` is the same on every machine.
 
 These questions are *synthetic*, and every report states that: they gate an attention backend; they do not grade a model.
 """
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from assay.evals.questions import GROUPS, LETTERS, Question, choice_question
 
 BUILTIN_SEED = 20261120
-"""Seed of the built-in set. Training uses other seeds, and drops any draw whose facts are in the built-in set."""
+"""Seed of the built-in set. Training uses other seeds, and drops any draw with facts from the built-in set."""
 BUILTIN_POOL = 4096
-"""Questions of the built-in set among which a run draws; more if it may ask more."""
+"""Questions of the built-in set that a run draws from; more if it may ask more."""
 _FEWEST_FACTS, _MOST_FACTS = 4, 8
 
 _ONSETS = "b d f g j k l m n p r s t v w z".split()
@@ -55,14 +55,14 @@ class Draw:
 
     @property
     def statement(self) -> str:
-        """The facts as text. A word precedes the first name, so that every name follows a space."""
+        """The facts as text. A word precedes the first name, so that every name is preceded by a space."""
         pairs = " ".join(f"{name} {thing} ." for name, thing in self.facts)
         return f"Facts, {RELATIONS[self.group][0]}: {pairs}"
 
     def ask(self, rng: random.Random, about: int, with_statement: bool = True) -> tuple[str, tuple[str, ...], str]:
         """Draw the text, options and right letter of a question about fact number ``about``.
 
-        Wrong options come from the other facts first, so that having read the option is not enough.
+        Wrong options come from the other facts first, so that recognising an option is not enough.
         """
         name, thing = self.facts[about]
         others = [other for i, (_, other) in enumerate(self.facts) if i != about]
@@ -80,19 +80,19 @@ class Draw:
 
 
 def draw(rng: random.Random, group: str, fewest: int = _FEWEST_FACTS, most: int = _MOST_FACTS) -> Draw:
-    """Draw ``fewest`` to ``most`` facts without repeating a name or a thing."""
+    """Draw ``fewest`` to ``most`` facts without repeating names or things."""
     count = rng.randint(fewest, most)
     facts = tuple(zip(rng.sample(NAMES, count), rng.sample(THINGS, count), strict=True))
     return Draw(group, facts)
 
 
 def questions(seed: int = BUILTIN_SEED) -> Iterator[Question]:
-    """Yield the endless questions of a seed; groups take turns."""
+    """Yield the endless questions of a seed, alternating between groups."""
     return (question(index, seed) for index in itertools.count())
 
 
 def question(index: int, seed: int = BUILTIN_SEED) -> Question:
-    """Make question `index` of a seed. It has its own random generator, so it does not depend on how many are asked."""
+    """Make question `index` of a seed. It has its own random generator, so it does not depend on the other questions."""
     rng = random.Random(f"{seed}/{index}")
     group = GROUPS[index % len(GROUPS)]
     drawn = draw(rng, group)

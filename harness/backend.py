@@ -14,16 +14,14 @@ if TYPE_CHECKING:
     from assay.harness.attention.declaration import Declaration
 
 URL_FORM = "http://HOST:PORT or https://HOST"
-"""What the URL of a server looks like."""
+"""The form of a server's URL."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names of this machine in a URL."""
 _Kind = Literal["url", "native", "kernel"]
 
 
 def is_server_url(text: str) -> bool:
-    """Return True if a text that begins like a URL has a host, if it has a port, a valid one, and no user, whose password would be
-    recorded.
-    """
+    """Return True if a text that begins like a URL has a host, a valid port if any, and no user (a password would be recorded)."""
     try:
         parts = urlsplit(text)
         return bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
@@ -33,7 +31,7 @@ def is_server_url(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Backend:
-    """The implementation of attention in one role.
+    """The attention implementation of one role.
 
     Parsing imports nothing. `phases` and `noise` import the kernel that declares them, and raise `KernelRefused` if that fails.
 
@@ -47,7 +45,7 @@ class Backend:
 
     @classmethod
     def parse(cls, name: str) -> Backend:
-        """Parse a backend's name. One that is neither a URL nor a kernel is taken for one of the engine's own backends."""
+        """Parse a backend's name. A name that is neither a URL nor a kernel is assumed to be one of the engine's own backends."""
         if name.startswith(("http://", "https://")):
             return cls(name, "url")
         return cls(name, "kernel" if is_path(name) or name in published() else "native")
@@ -59,7 +57,7 @@ class Backend:
 
     @property
     def address(self) -> tuple[str, ...]:
-        """Where a server is, the same for all URLs of one; a machine's own names are one."""
+        """The address of a server, equal for all its URLs; all names of this machine are equal."""
         parts = urlsplit(self.name)
         host = "localhost" if parts.hostname in LOOPBACK else parts.hostname
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
@@ -72,24 +70,24 @@ class Backend:
 
     @property
     def path(self) -> str:
-        """The path of a kernel given as ``module:function``; empty for a published name and for what is no kernel."""
+        """The path of a kernel given as ``module:function``, or an empty string for a published name or anything else."""
         return self.name if is_path(self.name) else ""
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Phases that it claims to compute: a kernel's declared ones, all for a native backend, none for a URL."""
+        """The phases that it claims to compute: a kernel's declared ones, all for a native backend, none for a URL."""
         if self.is_url:
             return ()
         return self._declaration().phases if self.is_kernel else PHASES
 
     @property
     def noise(self) -> str:
-        """Quantisation that a kernel declares, for example "int8_qk"; empty if its dtype's rounding is its only noise."""
+        """The quantisation that a kernel declares, such as "int8_qk"; an empty string means that its dtype's rounding is all."""
         return self._declaration().noise if self.is_kernel else ""
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Features of calls that a kernel declares; see `assay.harness.attention.call.FEATURES`. None for what is no kernel."""
+        """The call features that a kernel declares (`assay.harness.attention.call.FEATURES`); empty for anything but a kernel."""
         return self._declaration().features if self.is_kernel else ()
 
     @property
@@ -104,7 +102,7 @@ class Backend:
         """Import the kernel itself.
 
         Raises:
-            KernelRefused: it is no kernel, or it cannot be imported.
+            KernelRefused: it is not a kernel, or it cannot be imported.
         """
         from assay.harness.attention import kernels
 

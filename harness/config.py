@@ -1,8 +1,8 @@
 """``assay.toml`` and flags -> `RunSpec`, validated once: two sides, a workload and a policy.
 
-A key in ``assay.toml`` has the name of its flag. ``[run]`` sets what is run, ``[policy]`` the bounds that apply. Flags override the
-file, the file overrides the profile of the device. The policy records where each of its lines came from, so that every number of a
-verdict can name the line that decided it.
+A key in ``assay.toml`` has the name of its flag. ``[run]`` sets what to run, ``[policy]`` the bounds that apply. Flags override
+the file, and the file overrides the profile of the device. The policy records the origin of each of its lines, so that every
+number of a verdict can name the line that decided it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from assay.harness.workload import Workload
 
 FILE = "assay.toml"
 RUNS = Path("runs")
-"""Folder of the runs and bisections whose folder is not named."""
+"""Folder of the runs and bisections without a named folder."""
 
 _Placement = Literal["auto", "together", "in-turn"]
 
 _CANDIDATE = "sage_attn"
-# Defaults of a device, by flag. `envelope_tokens`: on the CPU it is what a run of a few minutes allows, with every
-# count of blocks up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens.
+# Defaults of a device, by flag. `envelope_tokens`: on the CPU, as many as a run of a few minutes allows, with every count of
+# blocks up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens.
 _LOADS: dict[Device, dict[str, int]] = {
     "cpu": {"logits_prompts": 64, "envelope_tokens": 256},
     "cuda": {"logits_prompts": 256, "envelope_tokens": 2048},
@@ -55,20 +55,23 @@ _SIDE_KEYS = {
     "flags": "{}_arg",
     "environment": "{}_env",
     "interpreter": "{}_python",
+    "packages": "{}_with",
 }
+# The keys of the tables of both sides: the fields, where one has the name of its flag.
+_TABLE_KEYS = {"with" if part == "packages" else part: name for part, name in _SIDE_KEYS.items()}
 _OF_SIDE: dict[Role, dict[str, str]] = {
     role: {name.format(role): part for part, name in _SIDE_KEYS.items() if part != "backend"} for role in ROLES
 }
 
 
 def defaults(device: Device) -> dict[str, Any]:
-    """Return the defaults of a device, by flag: those of its loads, and the reference that its engine has there."""
+    """Return the defaults of a device, by flag: its loads, and the engine's reference backend there."""
     reference = profile_of(Side.model_fields["engine"].default).references[device]
     return {"reference": reference, "candidate": _CANDIDATE, **_LOADS[device]}
 
 
 class RunSpec(Settings):
-    """Everything that decides what a run does: two sides, what they are asked, the limits, and where they run.
+    """Everything that decides what a run does: two sides, their questions, the limits, and where they run.
 
     It is written into the run's manifest.
     """
@@ -86,13 +89,13 @@ class RunSpec(Settings):
 
     @classmethod
     def of(cls, **given: Any) -> Self:
-        """Sort settings that are named as their flags are into the parts of a run::
+        """Sort settings that are named like their flags into the parts of a run::
 
             RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512)
 
-        `model` and `engine_arg` are those of both sides; `candidate_model`, `candidate_arg`, `candidate_env` and
-        `candidate_python`, and the same of the reference, are those of one side. What is not given has the default of its device.
-        A candidate with settings of its own has the reference's backend, unless another one is named::
+        `model` and `engine_arg` apply to both sides; `candidate_model`, `candidate_arg`, `candidate_env`, `candidate_python`,
+        `candidate_with`, and the same for the reference, apply to one side. Missing settings get the default of their device. A
+        candidate with its own settings has the reference's backend, unless another one is named::
 
             RunSpec.of(reference="triton", candidate_arg=("--kv-cache-dtype=fp8_e4m3",))
 
@@ -107,7 +110,7 @@ class RunSpec(Settings):
 
     @classmethod
     def _sorted(cls, given: dict[str, Any]) -> Self:
-        """Sort settings, and where each line of the policy came from, into the parts of a run."""
+        """Sort settings, and the origin of each line of the policy, into the parts of a run."""
         device = given.get("device", "cpu")
         usual = defaults(device) if device in get_args(Device) else {}
         if "candidate" not in given and _OF_SIDE["candidate"].keys() & given.keys():
@@ -128,7 +131,7 @@ class RunSpec(Settings):
 
     @property
     def treatment(self) -> dict[str, tuple[str, str]]:
-        """The settings in which the sides differ, as asked: (reference, candidate) by name of the setting."""
+        """The settings in which the sides differ, as requested: (reference, candidate) by name of the setting."""
         return treatment(self.reference, self.candidate)
 
     @property
@@ -145,12 +148,12 @@ class RunSpec(Settings):
         return self.model_copy(update=parts | settings)
 
     def recorded(self) -> Self:
-        """Return the spec as a manifest has it: without the secrets of its sides."""
+        """Return the spec as recorded in a manifest: without the secrets of its sides."""
         candidate = without_secrets(self.candidate, beside=self.reference)
         return self.model_copy(update={"reference": without_secrets(self.reference), "candidate": candidate})
 
     def given_flags(self, names: Iterable[str]) -> list[str]:
-        """List the flags among `names` that repeat a run, without secrets: both roles, and whatever differs from its default."""
+        """List the flags among `names` that repeat a run, without secrets: both roles, and every value that is not a default."""
         flags = []
         for name in names:
             value = self._setting(name)
@@ -180,19 +183,19 @@ class RunSpec(Settings):
 
     @property
     def weakened(self) -> tuple[str, ...]:
-        """The lines of policy that pass more than their defaults do."""
+        """The lines of policy that are more lenient than their defaults."""
         return self.policy.weakened(defaults(self.device))
 
 
 def _as_given(value: Any) -> Any:
-    """Return a setting of a side as its flag gives it, without secrets."""
+    """Return a setting of a side in the form of its flag, without secrets."""
     if isinstance(value, Mapping):
         return tuple(f"{name}={hide(name, variable)}" for name, variable in value.items())
     return hide_flags(value) if isinstance(value, tuple) else value
 
 
 def _described(name: str, description: str) -> FieldInfo:
-    """Return the field of a side, as the flag that sets it describes it."""
+    """Return the field of a side with the description of its flag."""
     return FieldInfo.merge_field_infos(Side.model_fields[name], description=description)
 
 
@@ -210,6 +213,7 @@ FIELDS: dict[str, FieldInfo] = {
             ("arg", "flags", "extra engine flag", ", for example --kv-cache-dtype=fp8_e4m3; may be repeated"),
             ("env", "environment", "environment variable", ", as NAME=VALUE; may be repeated"),
             ("python", "interpreter", "Python that starts the engine", ", as of another environment"),
+            ("with", "packages", "package that the engine", " gets, for example transformers==5.3; may be repeated"),
         )
     },
     **Workload.model_fields,
@@ -219,29 +223,34 @@ FIELDS: dict[str, FieldInfo] = {
 """The settings of a run, by the name of the flag that sets them."""
 # Lines that a team agrees on once, not from run to run.
 _FILE_ONLY = (
-    "alpha", "bounds", "budget_mb", "greedy_margin", "growth", "length_bound", "logits_limit", "max_tokens", "require",
+    "alpha", "bounds", "budget_mb", "concurrency", "envelope_tokens", "greedy_margin", "greedy_prompts", "growth", "length_bound",
+    "logits_limit", "logits_prompts", "max_tokens", "order_seed", "request_timeout", "require",
 )  # fmt: skip
 FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
-"""Settings that are flags, too; the others are set in ``assay.toml`` alone."""
-# Flags that only a run compared with the accepted baselines has.
+"""Settings that are flags, too; the others can be set only in ``assay.toml``."""
+# Flags that only a run with the accepted baselines has.
 _GATE_FLAGS = ("baselines", "fingerprint", "reference_from")
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
-REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env")))
+REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env", "with")))
 """Flags that may be given several times."""
 SERVER_FLAGS = ("device", *ROLES, "model", "engine_arg")
 """Flags of every command that starts servers."""
 BENCH_FLAGS = (
     *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]),
     "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "data", "servers",
-    "startup_timeout", "request_timeout",
+    "startup_timeout",
 )  # fmt: skip
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
-BISECT_FLAGS = (*SERVER_FLAGS, "data", "concurrency", "startup_timeout", "request_timeout")
-"""Flags of ``assay bisect layers`` besides its own."""
+BISECT_FLAGS = (*SERVER_FLAGS, "data", "startup_timeout")
+"""Flags of ``assay bisect layers``, in addition to its own."""
+SIDES_FLAGS = (
+    *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]), "data", "questions", "margin", "startup_timeout",
+)  # fmt: skip
+"""Flags of ``assay bisect sides``."""
 
 
-INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout", "request_timeout")
-"""Flags of ``assay invariance`` besides its own."""
+INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout")
+"""Flags of ``assay invariance``, in addition to its own."""
 
 
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
@@ -249,7 +258,7 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
 
     Args:
         flags: values by the name of the flag.
-        file: the ``assay.toml`` to read; None reads the one in the working directory, if any.
+        file: the ``assay.toml`` to read, or None for the one in the working directory, if any.
 
     Raises:
         UsageError: an unreadable file, an unknown key, or a value out of range.
@@ -270,10 +279,10 @@ def is_candidate_named(flags: Mapping[str, Any], file: Path | None) -> bool:
 
 
 def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
-    """Return the spec that a run's manifest holds.
+    """Return the spec in a run's manifest.
 
     Raises:
-        EvidenceError: it is not one that this version of assay would run.
+        EvidenceError: this version of assay would not run such a spec.
     """
     try:
         return RunSpec(**recorded)
@@ -288,7 +297,7 @@ def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:
-    """Read the keys of ``[run]`` and ``[policy]`` of an ``assay.toml``; an empty dict if there is none and none was named."""
+    """Read the keys of ``[run]`` and ``[policy]`` of an ``assay.toml``, or return an empty dict if none exists or was named."""
     path = file or Path(FILE)
     if not path.exists():
         if file is None:
@@ -297,7 +306,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", "the path of an assay.toml", "name the file in it with --config")
     document = read_toml(path)
-    of_sides: dict[str, set[str]] = {role: set(_SIDE_KEYS) for role in ROLES}
+    of_sides: dict[str, set[str]] = {role: set(_TABLE_KEYS) for role in ROLES}
     sections = {"run": set(FIELDS) - set(POLICY), "policy": set(POLICY), **of_sides}
     _refuse_unknown(document, set(sections), f"{path}, section")
     merged: dict[str, Any] = {}
@@ -317,7 +326,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
                     "move it there: [run] sets what is run, [policy] the bounds that apply, [reference] and [candidate] the sides",
                 )
         _refuse_unknown(table, keys, f"{path}, [{section}], key")
-        named = {_SIDE_KEYS[key].format(section): value for key, value in table.items()} if section in ROLES else table
+        named = {_TABLE_KEYS[key].format(section): value for key, value in table.items()} if section in ROLES else table
         if twice := sorted(merged.keys() & named.keys()):
             raise UsageError(
                 f"{path} sets {twice[0]} in [run] and in [{section}].", "one of them", "remove it from one of both"
@@ -334,7 +343,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
 
 
 def _usage_error(error: ValidationError, file: Path, written: Collection[str], flags: Collection[str]) -> UsageError:
-    """Make the usage error of a field that is not valid, which the ``assay.toml`` or a flag set."""
+    """Make the usage error for an invalid field, set by the ``assay.toml`` or by a flag."""
     first = error.errors()[0]
     name = _setting_at(first["loc"], {*written, *flags})
     field = FIELDS.get(name)
@@ -356,7 +365,7 @@ def _usage_error(error: ValidationError, file: Path, written: Collection[str], f
 
 
 def _setting_at(place: tuple[int | str, ...], given: Collection[str]) -> str:
-    """Return the name of the flag that sets what an error is about, from its place in a `RunSpec`; one of those `given`, if any."""
+    """Return the name of the flag that an error is about, from its place in a `RunSpec`; one of those `given`, if any."""
     part, inside = (*map(str, place), "", "")[:2]
     if part in ROLES:
         name = _SIDE_KEYS.get(inside, "{}").format(part)
@@ -367,7 +376,7 @@ def _setting_at(place: tuple[int | str, ...], given: Collection[str]) -> str:
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """List the words that a field may be, or may list; none if it is no choice of words."""
+    """List the words that a field may be, or may list; none if it is not a choice of words."""
     annotation = FIELDS[name].annotation if name in FIELDS else None
     if get_origin(annotation) is tuple:
         annotation = get_args(annotation)[0]
@@ -381,7 +390,7 @@ def _listed_or(words: Collection[str]) -> str:
 
 
 def expectation(message: str) -> str:
-    """Extract what was expected from a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
+    """Extract the expectation from a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
     plain = (
         message.removeprefix("Value error, ").removeprefix("Input should be ").replace("Input ", "it ", 1).rstrip(".")
     )
@@ -393,11 +402,11 @@ def expectation(message: str) -> str:
 
 
 def points_meant(given: str, value: object) -> str:
-    """Advise on points given for a fraction: "5 points = 0.05: give --margin 0.05"; empty for any other value.
+    """Advise on points given for a fraction ("5 points = 0.05: give --margin 0.05"), or return an empty string.
 
     Args:
         given: the flag, or the key of an ``assay.toml``.
-        value: what it is set to.
+        value: its value.
     """
     if not isinstance(value, int | float) or not 1 <= value <= 100:
         return ""

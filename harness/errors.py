@@ -15,7 +15,8 @@ class ExitCode(IntEnum):
     """Exit codes of every command, for CI.
 
     ``assay bisect commits`` exits with 0 if it names a commit, and with 3 if it cannot. ``assay bisect layers`` exits with 0 if no
-    layer needs the reference, with 1 if layers do, and with 3 if that is undecided. ``assay bisect probe`` has git's codes
+    layer needs the reference, with 1 if layers do, and with 3 if that is undecided; so does ``assay bisect sides`` with
+    differences that break the candidate. ``assay bisect probe`` has git's codes
     instead: 0 good, 1 bad, 125 skip, 128 for a usage error or a broken environment.
     """
 
@@ -60,7 +61,7 @@ class EngineError(AssayError):
 
     Args:
         found, expected, do, details: see `AssayError`.
-        cause: id of the known cause (`assay.harness.engines.sglang.failures.CAUSES`); empty if it is not known.
+        cause: id of the known cause (`assay.harness.engines.sglang.failures.CAUSES`), or empty if unknown.
     """
 
     def __init__(self, found: str, expected: str = "", do: str = "", *, details: str = "", cause: str = "") -> None:
@@ -73,4 +74,4 @@ class EvidenceError(AssayError):
 
 
 class ChangedError(EvidenceError):
-    """What is served, or the code that serves it, is not what it was to be. Exit code 3: nothing was compared."""
+    """The server, or the code that it runs, is not the expected one. Exit code 3: nothing was compared."""

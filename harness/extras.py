@@ -1,7 +1,7 @@
 """The name by which pip knows assay, its optional dependencies, and the error if they are missing.
 
-``pyproject.toml`` is the only list of the packages of an extra. A checkout has that file, which can be newer than what pip noted of
-an installation from it; elsewhere, the metadata of the distribution repeats it.
+``pyproject.toml`` is the only list of an extra's packages. A checkout has that file, which may be newer than the metadata that pip
+recorded when it was installed; elsewhere, the metadata of the distribution repeats it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from assay.harness.errors import UsageError
 
 Extra = Literal["reports", "serve", "ray"]
 DISTRIBUTION = "assay-harness"
-"""What pip installs. The package index has another project by the name of the command and of the import package."""
+"""The name for pip. The package index has another project by the name of the command and of the import package."""
 REPOSITORY = "https://github.com/your-organisation/assay"
-"""Where pip finds the distribution, since no package index has it. Examples and documentation name it too; a test compares."""
+"""Where pip finds the distribution, since no package index has it. Examples and documentation repeat it; a test compares."""
 
 
 def require(extra: Extra, command: str) -> None:
-    """Make sure that the packages of an extra and of the base install are here, before a command starts anything.
+    """Make sure that the packages of an extra and of the base install are installed, before a command starts anything.
 
     Args:
         extra: "reports", "serve" or "ray".
-        command: what needs them, for the message, for example "assay run".
+        command: the command that needs them, for the message, such as "assay run".
 
     Raises:
-        UsageError: one of them is missing, or too old.
+        UsageError: one of them is missing or too old.
     """
     if missing := sorted({*missing_packages(), *missing_packages(extra)}):
         raise UsageError(
@@ -40,28 +40,28 @@ def require(extra: Extra, command: str) -> None:
 
 
 def install(extra: str) -> str:
-    """Return the command that adds an extra to this installation; pip takes assay itself for installed."""
+    """Return the command that adds an extra to this installation; pip considers assay itself installed."""
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def missing_packages(extra: Extra | Literal[""] = "") -> list[str]:
     """Return the packages of an extra that are not installed, sorted; by default those of the base install.
 
-    Of one that is too old, with the version that is needed and that which is here.
+    A package that is too old is listed with the required version and the installed one.
     """
     missing = []
     for name, needed in sorted(_packages(DISTRIBUTION, extra).items()):
         if not _installed(name):
             missing.append(name)
         elif needed and not meets(here := distribution(name).version, needed):
-            missing.append(f"{name}{needed} ({here} is here)")
+            missing.append(f"{name}{needed} ({here} is installed)")
     return missing
 
 
 def meets(version: str, needed: str) -> bool:
     """Return True if a version meets a condition, which is as plain as those of assay's packages: >= or ==.
 
-    What is no number, such as "a" and "+cu124", is not compared, and other conditions are met.
+    Parts that are not numbers, such as "a" and "+cu124", are not compared, and other conditions count as met.
     """
     here, least = (list(map(int, re.findall(r"\d+", re.split(r"[^\d.=> ]", text)[0]))) for text in (version, needed))
     here += [0] * (len(least) - len(here))
@@ -69,7 +69,7 @@ def meets(version: str, needed: str) -> bool:
 
 
 def _packages(distribution_: str, extra: str) -> dict[str, str]:
-    """Return the distributions that an extra of a distribution adds, or those of its base install if it is empty; and versions."""
+    """Return the distributions that an extra adds, or those of the base install if `extra` is empty, and their versions."""
     packages: dict[str, str] = {}
     # Not packaging.requirements, which takes longer to import than this command's other modules: these lines are assay's own.
     condition = rf"""([^;]*?) *; extra == ["']{extra}["']""" if extra else "([^;]*)"
@@ -83,7 +83,7 @@ def _packages(distribution_: str, extra: str) -> dict[str, str]:
 
 
 def _requirements(name: str) -> list[str]:
-    """Return the requirements of a distribution, as its metadata has them: none of one that is not installed."""
+    """Return the requirements of a distribution from its metadata, or none if it is not installed."""
     checkout = Path(__file__).parents[2] / "pyproject.toml"
     if name == DISTRIBUTION and checkout.is_file():
         import tomllib
@@ -94,11 +94,11 @@ def _requirements(name: str) -> list[str]:
     try:
         return requires(name) or []
     except PackageNotFoundError:
-        return [name] if name == DISTRIBUTION else []  # nothing is known of what this copy needs: it is missing itself
+        return [name] if name == DISTRIBUTION else []  # this copy has no metadata, so it counts as missing itself
 
 
 def _installed(name: str) -> bool:
-    """Return True if pip has installed a distribution, and there is a module of its name, as all of these have."""
+    """Return True if pip has installed a distribution and a module of its name exists, as for all of these."""
     try:
         distribution(name)
     except PackageNotFoundError:

@@ -1,5 +1,5 @@
-"""Files: written so that no reader ever sees half of one, locked folders, safe names, the time that they were made, and paths in
-commands that can be repeated on another machine.
+"""Files: written so that no reader ever sees half of one; locked folders, safe names, timestamps, and paths in commands that can be
+repeated on another machine.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from assay.harness.reading import regular_file, whole_file
 if TYPE_CHECKING:
     from filelock import FileLock
 
-# File of a folder's lock. It holds the id of the process that has it.
+# File of a folder's lock. It holds the id of the process that has the lock.
 LOCK = ".lock"
 _UNFINISHED = ".*.part"  # the files that `write_whole` is writing
 
 
 def file_name(text: str) -> str:
-    """Make `text` the name of a file or folder: all but letters, digits, "_", "-" and "." becomes "-"."""
+    """Turn `text` into the name of a file or folder: everything but letters, digits, "_", "-" and "." becomes "-"."""
     return "".join(c if c.isalnum() or c in "_-." else "-" for c in text)
 
 
@@ -41,17 +41,17 @@ def file_hash(path: Path) -> str:
 
 
 def timestamp() -> str:
-    """Return the current time, as documents record it: ISO 8601 in UTC, to the second."""
+    """Return the current time in the format of documents: ISO 8601 in UTC, to the second."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def lock_folder(folder: Path) -> FileLock:
     """Keep other processes from writing to a folder for as long as the returned lock exists; this process can take it twice.
 
-    The operating system drops it with its process, however that ends.
+    The operating system releases it when its process ends, for whatever reason.
 
     Raises:
-        UsageError: another process has it.
+        UsageError: another process holds the lock.
         EvidenceError: the folder cannot be written.
     """
     from filelock import FileLock, Timeout
@@ -72,7 +72,7 @@ def lock_folder(folder: Path) -> FileLock:
         raise EvidenceError(
             f"{folder} cannot be written: {error.strerror}.", "a writable folder", "name another one with --out"
         ) from None
-    with suppress(OSError):  # the lock holds, even where a full disk has no room for the id
+    with suppress(OSError):  # the lock holds, even if a full disk has no room for the id
         place.write_text(f"{os.getpid()}\n")
     return lock
 
@@ -86,7 +86,7 @@ def is_unused(folder: Path, remains: Iterable[str] = ()) -> bool:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files that processes which were killed had not finished, in a folder that this process has locked."""
+    """Remove the files that killed processes left unfinished, in a folder that this process has locked."""
     for file in folder.rglob(_UNFINISHED):
         file.unlink(missing_ok=True)
 
@@ -95,10 +95,10 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> No
     """Write a file that appears complete or not at all; until then an older version stays in place.
 
     Args:
-        path: the file. Its folder is created if it does not exist.
-        content: text is encoded as UTF-8, with its newlines as they are.
+        path: the file. Its folder is created if missing.
+        content: text is encoded as UTF-8, with its newlines unchanged.
         durable: whether the file must survive a power failure, which costs a disk about 10 ms. Without it the file still
-            survives the death of the process, which is enough for what a server writes between two forward passes.
+            survives the death of the process, which is enough for files that a server writes between two forward passes.
 
     Raises:
         EvidenceError: the folder or the file cannot be written, for instance because the disk is full.
@@ -123,7 +123,7 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> No
 
 
 def shown(path: Path) -> str:
-    """Shorten a path for a person: relative below the working directory, with ``~`` below the home folder, else as it is."""
+    """Shorten a path for a person: relative to the working directory, or with ``~`` below the home folder, or else unchanged."""
     word = portable(str(path))
     home = Path.home()
     if Path(word).is_absolute() and path.is_relative_to(home) and home != Path("/"):
@@ -132,7 +132,7 @@ def shown(path: Path) -> str:
 
 
 def portable(word: str, here: Path | None = None) -> str:
-    """Make the path in a word of a command relative to the working directory, where it lies below that; else as it is.
+    """Make the path in a word of a command relative to the working directory if it lies below it; leave others unchanged.
 
     Args:
         word: a path, or a flag with one, such as ``--out=/home/ci/repo/runs/1``.

@@ -1,4 +1,4 @@
-"""Signals that end a run like Ctrl-C: a CI's cancel sends SIGTERM, a closed terminal SIGHUP."""
+"""Signals that end a run like Ctrl-C: cancelling a CI job sends SIGTERM, closing a terminal SIGHUP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-# Seconds after which an interruption that a destructor has swallowed comes again.
+# Seconds after which an interruption that a destructor swallowed is raised again.
 _AGAIN_S = 0.02
 
 
@@ -18,10 +18,10 @@ _AGAIN_S = 0.02
 def like_ctrl_c() -> Iterator[None]:
     """Raise KeyboardInterrupt in the main thread at the first of `_SIGNALS`, within the context.
 
-    Servers are then stopped and a report is written. Signals that follow are ignored, so that this is not cut short.
+    Servers are then stopped and a report is written. Signals that follow are ignored, so as not to cut this short.
 
-    A signal that the process ignores (``nohup``) or handles itself is left alone. Outside of the main thread, which alone
-    can handle signals, nothing changes.
+    A signal that the process ignores (``nohup``) or handles itself is left alone. Outside the main thread, which alone can handle
+    signals, nothing changes.
     """
     received = False
 
@@ -45,9 +45,9 @@ def like_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def too_late() -> Iterator[None]:
-    """Ignore `_SIGNALS` within the context: what they would end is about to end, and its report is being made.
+    """Ignore `_SIGNALS` within the context: the work is about to end anyway, and its report is being made.
 
-    A signal that the process ignores stays ignored, and outside of the main thread nothing changes.
+    A signal that the process ignores stays ignored, and outside the main thread nothing changes.
     """
     mine = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in _SIGNALS if mine}
@@ -63,7 +63,7 @@ def too_late() -> Iterator[None]:
 
 @contextmanager
 def _not_swallowed() -> Iterator[None]:
-    """Raise KeyboardInterrupt again that was raised in a destructor, where Python ignores it, within the context."""
+    """Within the context, re-raise a KeyboardInterrupt that was raised in a destructor, where Python ignores it."""
     before, main = sys.unraisablehook, threading.get_ident()
 
     def again(ignored: sys.UnraisableHookArgs) -> None:

@@ -14,7 +14,7 @@ WIDEST_MARGIN = 0.10
 WIDEST_LOGITS_LIMIT = 0.25
 """Largest mean KL that a policy may allow, in nats: about twice what K and V in four bits would explain."""
 
-# The widest limit of each line, and what a wider one would do.
+# The widest limit of each line, and the reason against a wider one.
 _WIDEST = {
     "margin": (WIDEST_MARGIN, "a wider margin would pass a candidate that loses more than one answer in ten"),
     "length_bound": (0.5, "a wider one would pass answers of half or twice the length"),
@@ -55,9 +55,7 @@ class Policy(Settings):
         256, ge=128, le=1_000_000, description="length in tokens up to which calls must be compared for a pass"
     )
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
-    fingerprint: str = Field(
-        "", description="accepted fingerprint of the candidate, beside which it must serve the same; by default none"
-    )
+    fingerprint: str = Field("", description="accepted fingerprint, which the candidate must match; by default none")
     growth: float = Field(1.5, ge=1, description="largest growth of an error over the accepted baseline's, as a factor")
     reference_from: Literal["server", "baseline"] = Field(
         "server", description="where the reference's answers come from: a server, or the matching accepted baseline"
@@ -88,10 +86,10 @@ class Policy(Settings):
         return f"bounds.{name} = {self.bounds[name]} ({self.given_by.get('bounds', 'default')})"
 
     def weakened(self, defaults: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the lines that pass more than their defaults do: a reader must not have to know these.
+        """Return the lines that are more lenient than their defaults, which a reader should not have to know.
 
         Args:
-            defaults: those of the run's device, where they are not those of the fields.
+            defaults: defaults of the run's device, if they differ from those of the fields.
         """
         weaker = {
             name: getattr(self, name) > Policy.model_fields[name].default
@@ -110,7 +108,7 @@ FRACTIONS = ("margin", "greedy_margin", "length_bound", "alpha")
 
 
 def split_words(value: Any) -> Any:
-    """Split "accuracy,greedy" at its commas, and drop repeated words; anything but text and lists is returned as it is."""
+    """Split "accuracy,greedy" at its commas, and drop repeated words; return anything but text and lists unchanged."""
     if isinstance(value, str):
         value = [word.strip() for word in value.split(",") if word.strip()]
     return tuple(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value

@@ -20,7 +20,7 @@ from assay.harness.text import one_line
 _LINE_INTERVAL_S = 30.0
 _NOTE_INTERVAL_S = 1.0
 _BAR_WIDTH = 16
-# Steps that must have been timed before the rest is estimated.
+# Steps that must have been timed before the remaining time is estimated.
 _FEWEST_FOR_ETA = 2
 
 
@@ -38,11 +38,11 @@ class _Count:
 class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
     """Shows the stages and counts of a command on a console. Thread-safe: both roles are asked at the same time.
 
-    On a terminal they share one line, which is gone in the end; elsewhere each has lines of its own.
+    On a terminal they share one line, which disappears at the end; elsewhere each has its own lines.
 
     Args:
-        console: where; nothing is shown on a quiet one.
-        interval_s: seconds between two lines on the same thing, where the console is no terminal.
+        console: where to show them; nothing is shown on a quiet one.
+        interval_s: seconds between two lines about the same count, if the console is not a terminal.
     """
 
     def __init__(self, console: Console, interval_s: float = _LINE_INTERVAL_S) -> None:
@@ -73,7 +73,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
             self._print(f"Interrupted after {ran}.")
 
     def ran(self) -> str:
-        """Say how far each count is; empty if nothing was counted."""
+        """Say how far each count is, or return an empty string if nothing was counted."""
         return ", ".join(f"{what}: {entry.done:,} of {entry.total:,}" for what, entry in self._counts.items())
 
     def _print(self, text: str) -> None:
@@ -83,11 +83,11 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
     def _move(self, what: str, done: int = 0, total: int | None = None, note: str = "") -> None:
         """Let the line of a terminal show something else."""
         if self._line and (ids := self._line.task_ids):
-            self._line.tasks[0].total = total  # `update` takes None for what was there before
+            self._line.tasks[0].total = total  # `update` would keep the old total for None
             self._line.update(ids[0], description=what, completed=done, note=note)
 
     def say(self, text: str, stays: bool = False) -> None:
-        """Show that a stage began or ended; on a terminal until the next, unless it stays."""
+        """Show that a stage began or ended; on a terminal until the next one, unless it stays."""
         if self._line is None or stays:
             self._print(text)
         else:
@@ -98,9 +98,9 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
 
         Args:
             what: the same text for every step, such as "candidate: questions".
-            done: steps that are done, those of an earlier run included.
+            done: steps that are done, including those of an earlier run.
             total: all steps.
-            may_stop: whether fewer steps may do, as where asking stops once the answers decide: the estimate is then the most.
+            may_stop: whether fewer steps may be enough, so that asking may stop early: the estimate is then an upper limit.
         """
         now = time.monotonic()
         with self._lock:
@@ -114,11 +114,11 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
 
     @contextmanager
     def waiting(self, what: str, note: Callable[[], str] = lambda: "") -> Iterator[None]:
-        """Show what is waited for, for how long, and what it said since it was last shown: something that cannot be counted.
+        """Show a wait that cannot be counted: its name, its duration, and its latest message.
 
         Args:
-            what: what is waited for, such as "starting reference triton".
-            note: its last words, such as the last line of a server's log; asked from a thread, at most once a second.
+            what: the event to wait for, such as "starting reference triton".
+            note: returns its latest message, such as the last line of a server's log; called from a thread, at most once a second.
         """
         ended, start = threading.Event(), time.monotonic()
         self._move(what)
@@ -142,7 +142,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
 
 
 class _State(ProgressColumn):
-    """Behind a bar: the count if there is one, the elapsed time, and the rest: an estimate, or what is going on."""
+    """Next to a bar: the count if it exists, the elapsed time, and the remaining time or the current activity."""
 
     def render(self, task: Task) -> Text:
         counted = [] if task.total is None else [f"{task.completed:,.0f}/{task.total:,.0f}"]
@@ -159,14 +159,14 @@ class _State(ProgressColumn):
 
 
 def _eta(seconds: float, done: int, left: int, may_stop: bool = False) -> str:
-    """Estimate how long the steps that are left take if `done` took `seconds`, in words; empty while too little was timed."""
+    """Estimate as text how long `left` steps take if `done` took `seconds`, or return an empty string if too little was timed."""
     if done < _FEWEST_FOR_ETA or seconds <= 0:
         return ""
     return f"{'at most' if may_stop else 'about'} {duration(seconds / done * left)} left"
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in words: "7 s", "3 min 20 s", "2 h 5 min"."""
+    """Format seconds: "7 s", "3 min 20 s", "2 h 5 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

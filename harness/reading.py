@@ -1,4 +1,4 @@
-"""The door of every reader of files: it opens regular files of a bounded size, and a fault of its own is damage of the file."""
+"""The entry point of every file reader: it opens regular files of bounded size, and reports a reader's crash as a damaged file."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.text import one_line
 
 LARGEST = 1 << 29
-"""Bytes of a file that is read as a whole: parsed, JSON takes several times as much memory."""
+"""Most bytes of a file that is read as a whole: parsed, JSON takes several times as much memory."""
 
 
 @contextmanager
 def reading(path: Path | str, kind: str) -> Iterator[None]:
-    """Run a reader: whatever it raises on content that it was not written for says that the file is damaged.
+    """Run a reader: whatever it raises on content that it was not written for means that the file is damaged.
 
-    It is also a decorator, for readers of which one call reads one file.
+    It is also a decorator, for readers that read one file per call.
 
     Args:
-        path: what is read.
-        kind: what it should be, with no article: "results file".
+        path: the file to read.
+        kind: what it should be, without an article: "results file".
 
     Raises:
         EvidenceError: the reader raised something. The cause is kept, for a traceback.
-        AssayError: the reader said itself what is wrong.
+        AssayError: the reader itself reported what is wrong.
     """
     try:
         yield
-    except (AssayError, ImportError):  # an ImportError speaks of this environment
+    except (AssayError, ImportError):  # an ImportError is about this environment
         raise
-    except Exception as error:  # RecursionError and MemoryError too: deep and absurdly large content
+    except Exception as error:  # includes RecursionError and MemoryError, from deep or absurdly large content
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise EvidenceError(
             f"{path} is not a whole {kind}: {one_line(said)}.",
@@ -45,18 +45,18 @@ def reading(path: Path | str, kind: str) -> Iterator[None]:
 
 
 def regular_file(path: Path) -> os.stat_result:
-    """Return the status of a file that may be opened: opening a pipe waits for a writer.
+    """Return the status of a file that may be opened: opening a pipe would wait for a writer.
 
     Raises:
         OSError: it is missing.
-        EvidenceError: it is no regular file.
+        EvidenceError: it is not a regular file.
     """
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(21, "Is a directory", str(path))
     if not stat.S_ISREG(status.st_mode):
         raise EvidenceError(
-            f"{path} is not a regular file.", "a file, no pipe and no device", "copy its content to a file"
+            f"{path} is not a regular file.", "a file, not a pipe or a device", "copy its content to a file"
         )
     return status
 
@@ -66,11 +66,11 @@ def whole_file(path: Path, largest: int = LARGEST) -> bytes:
 
     Args:
         path: the file.
-        largest: bytes that it may have.
+        largest: most bytes that it may have.
 
     Raises:
         OSError: it is missing or cannot be read.
-        EvidenceError: it is no regular file, such as a pipe or a device, which may have no end; or it is too large.
+        EvidenceError: it is not a regular file, such as a pipe or a device, which may have no end; or it is too large.
     """
     status = regular_file(path)
     if status.st_size > largest:
@@ -86,7 +86,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a file of settings that a user wrote.
 
     Raises:
-        UsageError: it cannot be read, or is no TOML.
+        UsageError: it cannot be read, or is not TOML.
     """
     try:
         return tomllib.loads(whole_file(path).decode("utf-8-sig"))

@@ -1,4 +1,4 @@
-"""Everything that is written to disk as JSON: its base classes, how it is read, and the versioning rule of its schemas."""
+"""Everything written to disk as JSON: its base classes, how it is read, and the versioning rule of its schemas."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ RULE = (
     "prose may change; no field is removed, renamed or given another meaning, and no id changes. Anything else raises the "
     "version. A later assay reads all documents of a version; an earlier one may refuse fields that it does not know."
 )
-"""What may change in a document without a new version of its schema: of every schema of this package, from packs to reports."""
+"""Changes that a document may undergo without a new schema version, for every schema of this package, from packs to reports."""
 
 
 def page_in_notebook(result: BaseModel) -> str | None:
-    """Show a result in a notebook as its page, or None for a part of a result, which has none.
+    """Return the page that shows a result in a notebook, or None for a part of a result, which has none.
 
-    Reports lie above the records that they show, so they are found by name.
+    Reports lie above the records that they show, so they are imported by name.
     """
     page: str | None = import_module("assay.reports.notebook").page(result)
     return page
 
 
 class Record(BaseModel):
-    """Base of everything that is written to disk: unknown keys are an error, values do not change."""
+    """Base of everything that is written to disk: unknown keys are an error, and values do not change."""
 
-    # Log-probabilities of a broken kernel may be NaN, and must come back as such. The alias is that of `schema_id`.
+    # Log-probabilities of a broken kernel may be NaN, and must be read back as such. The alias is that of `schema_id`.
     model_config = ConfigDict(
         extra="forbid", frozen=True, ser_json_inf_nan="constants", populate_by_name=True, serialize_by_alias=True
     )
@@ -48,7 +48,7 @@ class Record(BaseModel):
 
 
 class Part(Record):
-    """Base of every part of a result: plain JSON, in which a number that is not finite is null."""
+    """Base of every part of a result: plain JSON, where a number that is not finite becomes null."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
 
@@ -58,7 +58,7 @@ def read_json(path: Path, kind: type[_Document], do: str) -> _Document:
 
     Args:
         path: its file.
-        kind: what it holds.
+        kind: type of its content.
         do: what the user can do if it is damaged.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A side of a run: what serves in one role. The treatment is what differs between the two sides, as asked."""
+"""A side of a run: the server in one role. The treatment is the requested difference between the two sides."""
 
 from __future__ import annotations
 
@@ -21,49 +21,51 @@ ROLES: tuple[Role, Role] = ("reference", "candidate")
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """The facts of an engine that are known without starting it.
+    """The facts about an engine that are known without starting it.
 
     Attributes:
         title: its name.
         references: by device, the attention backend that is the reference by default.
-        kernels: by attention backend, regular expressions of the kernels with which it computes attention, where they are known.
+        kernels: regular expressions of the kernels that compute attention, by attention backend, if they are known.
+        settings: by flag, a template of its value that describes the setting to a person.
     """
 
     title: str
     references: Mapping[Device, str]
     kernels: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, str]
 
 
 def profile_of(engine: Engine) -> EngineProfile:
-    """Return an engine's profile. Its package is found by its name, and imported here alone: nothing else below it names one."""
+    """Return an engine's profile. Its package is imported by name, and only here: nothing else below it names an engine."""
     profile: EngineProfile = import_module(f"assay.harness.engines.{engine}.profile").PROFILE
     return profile
 
 
 HIDDEN = "***"
-"""What is written in place of a secret."""
-# What is written of a candidate's secret that is not the reference's.
+"""The text that replaces a secret."""
+# The text that replaces a candidate's secret if the reference's differs.
 _ANOTHER = f"{HIDDEN} (another)"
-# Words of the name of a secret: those that no other word contains, those before which others are often glued, and whole ones.
+# Words in the name of a secret: those that no other word contains, those often joined to a preceding word, and whole ones.
 _SECRET_NAME = re.compile(
     r"passw(?:or)?d|passphrase|secret|credential|authorization|watermark_config"
     r"|(?:access|account|api|auth|encryption|master|private|service|shared|signing|ssh|storage|watermark)[-_.]?keys?(?![a-z])"
     r"|(?:access|api|auth|bearer|github|gitlab|hf|id|refresh|session)token$|(?<!per.)(?<!first.)(?<![a-z])token$"
-    # A key is a secret as the last word alone: models have settings such as num_key_value_heads.
+    # A key is a secret only as the last word: models have settings such as num_key_value_heads.
     r"|(?<![a-z])keys?$|(?<![a-z])(?:pwd|pat|sas|sig|signature|auth|cookies?|headers)(?![a-z])",
     re.IGNORECASE,
 )
 _HANDS_ON = re.compile(r"-[\w-]*-arg(?:=|$)")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _URL_USER = re.compile(r'(?<=://)[^/\s"]+(?=@)')
-# A setting inside of a value: of a query, of a connection string, of JSON, of headers, of a command line; and its value.
+# A setting inside a value: of a query, of a connection string, of JSON, of headers, of a command line; and its value.
 _INNER_NAME = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*|(?<!\S)(?=-)([\w-]+)\s+(?!-)""")
 _INNER_VALUE = re.compile(r"""(["'])(?P<quoted>.*?)\1|(?:(?:Basic|Bearer) )?[^\s&;,"'}]+""", re.IGNORECASE)
 _NO_SECRETS = ("", "null", "true", "false")
 
 
 class Settings(BaseModel):
-    """Settings that a user gives: unknown names, infinities, and true or false in place of a number are refused."""
+    """Settings that a user gives: unknown names, infinities, and true or false instead of a number are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -91,6 +93,9 @@ class Side(Settings):
         "FP8 KV cache",
     )
     interpreter: str = Field("", description="Python that starts the engine; by default the one that runs assay")
+    packages: tuple[str, ...] = Field(
+        (), description="packages laid over the interpreter's own, as pip requirements or paths of wheels"
+    )
     flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")
     environment: dict[str, str] = Field({}, description="further environment variables of the engine's process")
 
@@ -106,14 +111,14 @@ class Side(Settings):
         return {name: variable for name, _, variable in pairs}
 
     def launched_with(self, environment: Mapping[str, str], flags: tuple[str, ...] = ()) -> Side:
-        """Return the side with further environment variables, and further flags, which its own override."""
+        """Return the side with further environment variables and flags, which its own override."""
         return self.model_copy(
             update={"environment": {**self.environment, **environment}, "flags": (*flags, *self.flags)}
         )
 
 
 def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
-    """Return what differs between two sides, as asked: (reference, candidate) by name of the setting.
+    """Return the requested differences between two sides: (reference, candidate) by name of the setting.
 
     Flags are compared by flag and environment variables by name: "--page-size" and "environment.NAME". A setting that one side
     lacks is the empty string there.
@@ -124,13 +129,6 @@ def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
         for name in sorted(left.keys() | right.keys())
         if left.get(name, "") != right.get(name, "")
     }
-
-
-def differing(differences: Mapping[str, tuple[str, str]]) -> str:
-    """Describe what a candidate differs in: its backend, or else its settings, such as "--page-size=16"; empty for nothing."""
-    if "backend" in differences:
-        return differences["backend"][1]
-    return " ".join(f"{name}={value}" for name, (_, value) in differences.items())
 
 
 def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
@@ -149,6 +147,7 @@ def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
 def settings(side: Side) -> Mapping[str, str]:
     """Return the settings of a side by name, flags and environment variables one by one."""
     named = {name: getattr(side, name) for name in ("engine", "interpreter", "backend", "model")}
+    named |= {"packages": ", ".join(side.packages)} if side.packages else {}
     return named | flag_values(side.flags) | {f"environment.{name}": value for name, value in side.environment.items()}
 
 
@@ -158,10 +157,10 @@ def is_secret(name: str) -> bool:
 
 
 def hide(name: str, value: str, another: bool = False) -> str:
-    """Return the value of a setting without secrets: those of its name, and those inside of it, such as in a URL or in JSON.
+    """Return the value of a setting without secrets: those of its name, and those inside it, such as in a URL or in JSON.
 
     Args:
-        name: of the flag, the argument or the variable.
+        name: name of the flag, the argument or the variable.
         value: its value.
         another: whether the other side has another value.
     """
@@ -181,7 +180,7 @@ def hide(name: str, value: str, another: bool = False) -> str:
 def hide_flags(words: Sequence[str], another: Collection[str] = ()) -> tuple[str, ...]:
     """Return the words of a command line without secrets; `another` as in `hide`, by flag.
 
-    Flags such as ``--engine-arg`` hand on a word of another command line, as their value or as the next word.
+    Flags such as ``--engine-arg`` pass on a word of another command line, as their value or as the next word.
     """
     hidden, flag = [], ""
     for word in words:
@@ -195,13 +194,19 @@ def hide_flags(words: Sequence[str], another: Collection[str] = ()) -> tuple[str
 
 
 def without_secrets(side: Side, beside: Side | None = None) -> Side:
-    """Return a side as it is written and shown: its secrets are hidden; those that are not `beside`'s are told apart from them."""
+    """Return a side to be written and shown: its secrets are hidden, with a different mark if they differ from `beside`'s."""
     ours, theirs = settings(side), settings(beside or side)
     another = {name for name, value in ours.items() if theirs.get(name, value) != value}
     environment = {
         name: hide(name, value, f"environment.{name}" in another) for name, value in side.environment.items()
     }
     backend = hide("backend", side.backend, "backend" in another)
+    packages = tuple(hide("packages", package, "packages" in another) for package in side.packages)
     return side.model_copy(
-        update={"backend": backend, "flags": hide_flags(side.flags, another), "environment": environment}
+        update={
+            "backend": backend,
+            "packages": packages,
+            "flags": hide_flags(side.flags, another),
+            "environment": environment,
+        }
     )

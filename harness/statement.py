@@ -1,4 +1,4 @@
-"""What is found and decided, as an id and values. `assay.reports.wording` says it, in one place for each id."""
+"""Findings and decisions, as an id and values. `assay.reports.wording` says each id in a single place."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ WORDS = "words"
 
 
 class Worded(Part):
-    """Base of a part of a result that holds numbers and ids, and is shown in words.
+    """Base of a part of a result that holds numbers and ids, and is shown as text.
 
-    JSON that is written with a function under `WORDS` in its context holds the words too. Reading drops them: they follow from the
-    rest.
+    JSON that is written with a function under `WORDS` in its context holds the text too. Reading drops it, because it follows from
+    the rest.
     """
 
     words: ClassVar[tuple[str, ...]]
-    """The keys of the words in JSON."""
+    """The keys of the text in JSON."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe the fields, which the serializer would hide, and the words."""
+        """Describe the fields, which the serializer would hide, and the text."""
         schema = handler.resolve_ref_schema(handler(_without_serializer(core)))
         for key in cls.words:
             text = {"items": {"type": "string"}, "type": "array"} if key == "reasons" else {"type": "string"}
-            schema["properties"][key] = {"description": "in words, which follow from the rest", **text}
+            schema["properties"][key] = {"description": "text, which follows from the rest", **text}
         return schema
 
     @model_serializer(mode="wrap")
@@ -60,7 +60,7 @@ def _without_serializer(core: Any) -> Any:
 
 
 class Statement(Worded):
-    """What was found, or why something was decided: an id, and the values that its sentence states."""
+    """A finding, or the reason for a decision: an id, and the values that its sentence states."""
 
     words: ClassVar[tuple[str, ...]] = ("text",)
 
@@ -80,12 +80,12 @@ class Statement(Worded):
 
 
 def state(id: str, /, **values: Any) -> Statement:
-    """Make a statement. The function of `assay.reports.wording` that has its id as name says it, with these arguments."""
+    """Make a statement. The function of `assay.reports.wording` whose name is its id says it, with these arguments."""
     return Statement(id=id, values=values)
 
 
 def _as_read(value: Any) -> Any:
-    """Return a value as it comes back from JSON: a list for a tuple, a plain number for numpy's, text that can be written."""
+    """Return a value as JSON gives it back: a list for a tuple, a plain number for numpy's, text that can be written."""
     if isinstance(value, dict):
         return float(value["float"]) if value.keys() == {"float"} else Statement.model_validate(value)
     if isinstance(value, (list, tuple)):

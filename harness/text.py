@@ -1,4 +1,4 @@
-"""Makes text from a model or a server safe to show: no hidden characters, no cursor movement, no change of direction."""
+"""Make text from a model or a server safe to show: no hidden characters, no cursor movement, no change of direction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DELETE = 0x7F
 def visible(text: str) -> str:
     """Make hidden and control characters in `text` visible. Idempotent.
 
-    U+0000 to U+001F and U+007F become control pictures (U+001B is ␛), others ``[U+202E]``. Newlines and tabs stay, CR LF
+    U+0000 to U+001F and U+007F become control pictures (U+001B is ␛), others ``[U+202E]``. Newlines and tabs stay, and CR LF
     becomes LF.
     """
     return _HIDDEN.sub(_picture, text.replace("\r\n", "\n"))
@@ -43,7 +43,7 @@ def one_line(text: str, limit: int = 200) -> str:
 def clip(text: str, limit: int) -> str:
     """Cut `text` to its start and end with a note between them, if it has more than `limit` characters.
 
-    The end gets a quarter of `limit`, since the last line of an answer is the one that is graded.
+    The end gets a quarter of `limit`, since the last line of an answer is the graded one.
     """
     if len(text) <= limit:
         return text
@@ -81,11 +81,11 @@ def few(words: Sequence[str], most: int) -> str:
 
 
 def met(spans: Sequence[tuple[int, int]], near: int) -> str:
-    """Say how many of which numbers were met: "48 of 1 to 256 and 4,097"; those that are more than `near` apart by themselves.
+    """List the numbers that were met: "48 of 1 to 256 and 4,097"; numbers more than `near` apart are listed individually.
 
     Args:
-        spans: first and last of numbers that were met, ascending.
-        near: most by which neighbours of one range may be apart.
+        spans: first and last of the numbers that were met, ascending.
+        near: most by which neighbours of one range may differ.
     """
     grouped: list[tuple[int, int, int]] = []
     for first, last in spans:
@@ -102,17 +102,22 @@ def met(spans: Sequence[tuple[int, int]], near: int) -> str:
 
 def counted(count: int, what: str) -> str:
     """Format a number of things: "1 line", "1,200 lines"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return in_units(f"{count:,}", what)
+
+
+def in_units(shown: str, unit: str) -> str:
+    """Put a unit after a number that is already text: "1 point", "1.9 points", "-1 point"."""
+    return f"{shown} {unit}{'' if shown.lstrip('+-') == '1' else 's'}"
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Suggest a known name: "did you mean 'sage_attn'?" for "sage_atn"; empty if nothing known is like it."""
+    """Suggest a known name: "did you mean 'sage_attn'?" for "sage_atn", or an empty string if no known name is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 def percent(share: float) -> str:
-    """Format a share in percent, to two significant digits, from ten percent up to three; "not finite" for infinity and NaN."""
+    """Format a share in percent, to two significant digits, or three from ten percent up; "not finite" for infinity and NaN."""
     if not math.isfinite(share):
         return "not finite"
     return f"{float(f'{100 * share:.3g}'):,.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
@@ -129,6 +134,11 @@ def times(ratio: float) -> str:
 def three_digits(number: float) -> str:
     """Format a number of points or percent, to a tenth and to at most three digits: "0", "1.9", "85.5", "100"."""
     return f"{float(f'{round(number, 1):.3g}') + 0.0:,g}"  # adding 0 turns -0.0 into 0.0
+
+
+def points(number: float) -> str:
+    """Format a number of points, as `three_digits` does: "1 point", "85.5 points"."""
+    return in_units(three_digits(number), "point")
 
 
 def how_ended(status: int) -> str:

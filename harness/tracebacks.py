@@ -1,7 +1,7 @@
 """Python's tracebacks among the lines of a log.
 
-A header and a frame are known by their form. Source lines and the exception have none of their own: they are looked for in lines
-that nobody else claims, so a traceback survives the lines of other writers in between.
+A header and a frame are recognised by their form. Source lines and the exception have no such form: they are looked for in lines
+that nothing else claims, so a traceback survives other writers' lines in between.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CHAINED = re.compile(
 FRAME = re.compile(r'\s*(?:\| +)?File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<name>\S.*))?\s*')
 _EXCEPTION = re.compile(r"(?!(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|FATAL)\b)[A-Za-z_][\w.]{0,200}(?::(?:\s.*)?)?")
 _DIGIT = re.compile(r"\d")
-# Most frames that are kept: the first ones and the innermost.
+# Most frames to keep: the first ones and the innermost.
 _FRAMES = 200
 
 
 class Frame(NamedTuple):
-    """A frame of a traceback. `name` is empty where there is none, as of a syntax error."""
+    """A frame of a traceback. `name` is empty if it has none, as for a syntax error."""
 
     file: str
     line: int
@@ -36,9 +36,9 @@ class Traceback:
     """A traceback: its lines, from `first` to `last`, its frames, and the exception as it was printed.
 
     Attributes:
-        before: what its first line says before the header.
-        exception: empty where the text ends before it.
-        exception_line: the line of the exception; 0 if there is none.
+        before: text of its first line before the header.
+        exception: empty if the text ends before it.
+        exception_line: the line of the exception, or 0 if it is missing.
     """
 
     first: int
@@ -50,11 +50,11 @@ class Traceback:
 
 
 class Tracebacks:
-    """Follows tracebacks, a line at a time, behind whatever a logger puts before each line.
+    """Follows tracebacks line by line, past any prefix that a logger puts on each line.
 
     Args:
-        keep: is given each traceback when it ends.
-        patience: how many lines after a traceback's last one its next one may be. Where that is more than 1, other writers' lines
+        keep: receives each traceback when it ends.
+        patience: how many lines after a traceback's last one its next one may be. If that is more than 1, other writers' lines
             may be indented, too, so the source of a frame ends with its marks.
     """
 
@@ -65,11 +65,11 @@ class Tracebacks:
         self._source_due = False
 
     def line(self, number: int, text: str) -> bool:
-        """Read a line that nobody else claims. Returns True if it is part of a traceback."""
+        """Read a line that nothing else claims. Return True if it is part of a traceback."""
         return self.form(number, text) or self.inside(number, text)
 
     def form(self, number: int, text: str) -> bool:
-        """Read a line that may be a header, or a frame of the open traceback. Returns True if it is."""
+        """Read a line that may be a header, or a frame of the open traceback. Return True if it is."""
         at = text.find(HEADER)
         if at >= 0:
             self.end()
@@ -87,7 +87,7 @@ class Tracebacks:
         return True
 
     def inside(self, number: int, text: str) -> bool:
-        """Read a line that may be a source line or the exception of the open traceback. Returns True if it is."""
+        """Read a line that may be a source line or the exception of the open traceback. Return True if it is."""
         trace = self._within(number)
         if trace is None:
             return False
@@ -102,7 +102,7 @@ class Tracebacks:
         return True
 
     def end(self) -> None:
-        """End the traceback that is open."""
+        """End the open traceback."""
         if self._open:
             self._keep(self._open)
         self._open = None
@@ -113,11 +113,11 @@ class Tracebacks:
         return self._open
 
     def _rest(self, trace: Traceback, text: str) -> str:
-        """Strip a line of what its writer also put before the header."""
+        """Strip the prefix that a line's writer also put before the header."""
         column = len(trace.before)
         return text[column:] if column and _shape(text[:column]) == self._shape else text
 
 
 def _shape(prefix: str) -> str:
-    """Strip a prefix of what changes from line to line."""
+    """Reduce a prefix to the parts that are the same on every line."""
     return _DIGIT.sub("0", prefix)

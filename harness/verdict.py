@@ -1,4 +1,4 @@
-"""The words of a verdict: what a check, a finding and a verdict are.
+"""The vocabulary of a verdict: checks, findings and verdicts.
 
 An `id` is kebab-case and stable; a title is prose and may change, so nothing compares one.
 """
@@ -23,7 +23,7 @@ Severity = Literal["info", "warning", "serious"]
 OPERATOR_SHOWN = 160
 """Most characters of an operator in a headline or a title."""
 WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass")
-"""Verdicts in the order in which one of them stands for several."""
+"""Verdicts, worst first: the first one that occurs stands for all."""
 
 
 UNEXPLAINED = "unexplained"
@@ -31,7 +31,7 @@ UNEXPLAINED = "unexplained"
 CONTRACT_BROKEN = "contract-broken"
 """Id of the finding that a kernel broke its contract."""
 OPERATOR = "operator"
-"""Id of the finding that a kernel computes an operator that was read and has no name."""
+"""Id of the finding that a kernel computes an operator that was inferred but has no name."""
 
 
 def exit_code_of(verdict: Verdict) -> ExitCode:
@@ -54,12 +54,12 @@ def with_evidence(findings: Sequence[Finding], *lines: str, **changes: object) -
 
 
 def cause_of(findings: Sequence[Finding]) -> Finding | None:
-    """Find the first serious finding; None if there is none.
+    """Find the first serious finding, or None.
 
-    What it does is complete: with the operator that was read if the bug has no name, and with the only calls in which it shows.
+    Its `does` is complete: it includes the inferred operator if the bug has no name, and the only calls that show the bug.
 
     Args:
-        findings: of a run or a check, in their order; those of the layer diff come before those of the op-level matrix.
+        findings: of a run or a check, in their order; the layer diff's come before the op-level matrix's.
     """
     wrong = serious(findings)
     if not wrong:
@@ -93,13 +93,13 @@ class Decided(Part):
     @computed_field(description="0 pass, 1 regression, 3 no verdict")  # type: ignore[prop-decorator]
     @property
     def exit_code(self) -> int:
-        """The exit code of the command: it follows from the verdict."""
+        """The exit code of the command, which follows from the verdict."""
         return int(exit_code_of(self.verdict))
 
     @model_validator(mode="before")
     @classmethod
     def _without_exit_code(cls, data: Any) -> Any:
-        """Drop the exit code of a document that was read: it is computed."""
+        """Drop the exit code of a document that was read, since it is computed."""
         return {key: value for key, value in data.items() if key != "exit_code"} if isinstance(data, dict) else data
 
     _repr_html_ = page_in_notebook
@@ -109,7 +109,7 @@ class Decided(Part):
 
     @property
     def _about(self) -> str:
-        """Say for `repr` of what this is the result."""
+        """Say for `repr` what this is the result of."""
         return ""
 
 
@@ -120,7 +120,7 @@ class Check(Worded):
 
     id: str = Field(description='stable: the requirement and its part, such as "kernel-ran-extend"')
     requirement: str = Field(description='such as "kernel-ran"')
-    part: str = Field("", description='what it is required of, such as "extend"; empty for a requirement without parts')
+    part: str = Field("", description='its subject, such as "extend"; empty for a requirement without parts')
     sides: tuple[str, str] = Field(("the reference", "the candidate"), description="names of the two sides")
     status: CheckStatus
     outcome: Statement = Field(description="what was found")
@@ -128,12 +128,12 @@ class Check(Worded):
 
 @dataclass(frozen=True)
 class Requirement:
-    """A requirement of a pass, whose check says how it came out. `assay.reports.wording.requirements` has its titles.
+    """A requirement of a pass, whose check states the outcome. `assay.reports.wording.requirements` has its titles.
 
     Attributes:
-        id: of its check.
-        part: what it is required of, such as a phase; empty for a requirement without parts.
-        shown: the part as titles name it.
+        id: id of its check.
+        part: its subject, such as a phase; empty for a requirement without parts.
+        shown: the part as it appears in titles.
         sides: names of the two sides.
     """
 
@@ -143,11 +143,11 @@ class Requirement:
     sides: tuple[str, str] = ("the reference", "the candidate")
 
     def of(self, part: str, shown: str = "") -> Requirement:
-        """Return the same requirement of a part, such as a phase; titles name it as `shown`, or by its id."""
+        """Return the same requirement for a part, such as a phase; titles name it as `shown`, or by its id."""
         return replace(self, part=part, shown=shown or part)
 
     def check(self, status: CheckStatus, outcome: Statement) -> Check:
-        """Make its check, with what was found."""
+        """Make its check, with the outcome."""
         return Check(
             id=f"{self.id}-{self.part}" if self.part else self.id,
             requirement=self.id, part=self.shown, sides=self.sides, status=status, outcome=outcome,
@@ -159,7 +159,7 @@ class Requirement:
 
 
 class Finding(Part):
-    """One thing that is wrong: where, why, on what evidence, and a command that reproduces it."""
+    """One defect: where, why, on what evidence, and a command that reproduces it."""
 
     explained: ClassVar[bool] = True
     """Whether ``assay explain`` has a page for the id."""
@@ -170,10 +170,8 @@ class Finding(Part):
     title: str
     severity: Severity
     where: str
-    only: str = Field(
-        "", description='the condition outside of which it does not show, as it was tried; such as "head_dim is 128"'
-    )
-    diagnosis: str = Field("", description="the diagnosis, or empty where `claim` states it")
+    only: str = Field("", description='the only condition under which tests showed it, such as "head_dim is 128"')
+    diagnosis: str = Field("", description="the diagnosis, or empty if `claim` states it")
     does: str = Field(
         "",
         description='the bug and its condition, as a predicate of the kernel, such as "applies a top-left causal mask once a '
@@ -184,12 +182,14 @@ class Finding(Part):
     equivalent: tuple[str, ...] = Field(
         (), description="ids of further hypotheses that explain the same calls as well as `id` does"
     )
-    operator: str = Field("", description="what the kernel was observed to compute, in words; empty if it was not read")
-    claim: Statement | None = Field(None, description="what is wrong, as numbers; null where `diagnosis` says it")
+    operator: str = Field(
+        "", description="what the kernel was observed to compute, as text; empty if it was not probed"
+    )
+    claim: Statement | None = Field(None, description="what is wrong, as numbers; null if `diagnosis` says it")
     shown_by: tuple[Statement, ...] = Field((), description="further evidence, as numbers")
     picture: Picture | None = Field(
         None,
-        description="the weights of the smallest telling call: expected, read, and what differs; null if there is none",
+        description="the weights of the smallest telling call: expected, observed, and their difference; null if not measured",
     )
 
     @property
@@ -197,10 +197,10 @@ class Finding(Part):
         """The diagnosis and the place, with one full stop at the end."""
         text = self.diagnosis if self.does else f"{self.where}: {self.diagnosis}"
         text = f"Only where {self.only}: {text}" if self.only else text
-        text = f"Not in the catalogue, but read off: {text}" if self.id == OPERATOR else text
+        text = f"Not in the catalogue, but inferred by probing: {text}" if self.id == OPERATOR else text
         return f"{text.rstrip('.')}."
 
     @property
     def observed(self) -> str:
-        """The operator that the kernel was observed to compute, unless the diagnosis states it; empty if nothing is to be added."""
+        """The operator that the kernel was observed to compute, or an empty string if the diagnosis states it already."""
         return "" if self.operator in self.diagnosis else self.operator

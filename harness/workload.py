@@ -1,4 +1,4 @@
-"""What a run asks: the questions, prompts and requests of both sides."""
+"""The requests of a run: the questions, prompts and requests of both sides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Workload(Settings):
         description="questions: builtin; a CSV file with simple-evals columns, or a hub dataset; gsm8k, or gsm8k:FILE",
     )
     questions: int = Field(
-        4096, ge=1, description="most multiple-choice questions asked; fewer are, as soon as the answers decide"
+        4096, ge=1, description="most multiple-choice questions asked; fewer if the answers decide sooner"
     )
     order_seed: int = Field(0, ge=0, description="seed of the random order of the questions")
     greedy_prompts: int = Field(
@@ -47,7 +47,7 @@ class Workload(Settings):
     latency_concurrency: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         (1, 4),
         min_length=1,
-        description="requests in flight while timing, separated by commas; each is a load of its own",
+        description="requests in flight while timing, separated by commas; each is a separate load",
     )
     latency_seconds: float = Field(
         120.0, gt=0, description="seconds of timing, warm-up included; more if the 6 rounds after warm-up take longer"

@@ -1,10 +1,10 @@
-"""The document of a bench, whose section on latency is also part of a run's report."""
+"""The document of a bench; its latency section is also part of a run's report."""
 
 from __future__ import annotations
 
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, worst_ratio
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 from assay.reports.document import (
     Block,
     Cell,
@@ -23,6 +23,7 @@ from assay.reports.document import (
 from assay.reports.summary import latency_lines
 from assay.reports.svg import interval_chart
 from assay.reports.wording.latency import TIMES, ratio_text
+from assay.reports.wording.sides import sides_said
 from assay.reports.wording.verdict import headline, reasons
 from assay.reports.wording.written import worded_json
 
@@ -40,7 +41,7 @@ def bench_document(result: LatencyResult) -> Document:
     facts = Facts([*environment, *result.packages.items()], "small")
     return Document(
         command="bench",
-        title=f"latency of {one_line(result.candidate, 60)} against {one_line(result.reference, 60)}",
+        title=f"latency of {' against '.join(sides_said(result.treatment, result.reference, result.candidate))}",
         verdict=result.verdict,
         headline=headline(result),
         created=result.created,
@@ -59,7 +60,7 @@ def bench_document(result: LatencyResult) -> Document:
 
 
 def latency_section(result: LatencyResult) -> Section:
-    """Build the section on latency: sentences, the ratios of all loads, answer lengths, checks, and what was counted."""
+    """Build the section on latency: sentences, the ratios of all loads, answer lengths, checks, and the calls counted."""
     first, *lines = latency_lines(result)
     titles = "; ".join(f"{metric}: {TIMES[metric]}" for metric in dict.fromkeys(row.metric for row in result.rows))
     about = (
@@ -76,7 +77,8 @@ def latency_section(result: LatencyResult) -> Section:
             (Cell("candidate", "candidate"), f"{lengths.candidate:.1f}", f"{lengths.candidate_cut}"),
         ]
         note = (
-            f"{lengths.prompts} prompts; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}. The ratios "
+            f"{counted(lengths.prompts, 'prompt')}; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}. "
+            "The ratios "
             "above were measured at one forced length."
         )
         columns = ("Role", "Mean tokens", "Ran to limit")
@@ -108,13 +110,15 @@ def _interval(result: LatencyResult) -> list[Block]:
 def _load(load: LoadRow) -> Section:
     shared = f", {load.shared_tokens} of them shared" if load.shared_tokens else ""
     least = f"{load.shortest_tokens} to " if load.shortest_tokens else ""
-    asked = f"{least}{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {load.rounds} rounds. "
+    asked = (
+        f"{least}{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {counted(load.rounds, 'round')}. "
+    )
     words = Line(f"{asked}Reference vs candidate: {_throughputs(load)}.", "quiet")
     return Section(load.where, [words], style="condition")
 
 
 def calls_table(calls: tuple[CallSummary, ...]) -> Block:
-    """Build the table of the attention calls that were counted in a server."""
+    """Build the table of the attention calls counted in a server."""
     rows: list[tuple[Words, ...]] = []
     for call in calls:
         kernel = Cell(call.kernel, note=f"delegated by {call.delegated_by}" if call.delegated_by else "")

@@ -1,24 +1,33 @@
-"""The documents of bisections: of layers and of commits."""
+"""The documents of bisections: of layers, of sides and of commits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState, CommitInfo
 from assay.harness.drivers.bisect.layer_task import LayerBisection
-from assay.harness.text import clip, counted, one_line, ranges
-from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Section, Table
+from assay.harness.drivers.bisect.sides_task import SidesBisection
+from assay.harness.text import clip, counted, few, one_line, ranges
+from assay.harness.verdict import Finding
+from assay.reports.document import MORE, Block, Cell, Code, Document, Facts, Findings, Items, Line, Row, Section, Table
 from assay.reports.page import TEXT_SHOWN
-from assay.reports.wording.bisection import RIGHT
-from assay.reports.wording.say import say
+from assay.reports.wording.bisection import MEASURED, RIGHT
+from assay.reports.wording.say import said_finding, say
 from assay.reports.wording.written import worded_json
 
 _COLUMNS = ("probe", "for", "commit", "outcome", "worst call, or why skipped", "seconds")
 _STATUS = {"good": "pass", "bad": "regression", "skip": "warning"}
-_SUSPECTS = 100
+# Suspects that are listed, and those on the first screen.
+_SUSPECTS, _SUSPECTS_FIRST = 100, 8
+_SIDES_HEADINGS = {"found": "Broken by", "nothing": "Nothing is broken", "inconclusive": "No verdict"}
+# Names of a list that are shown.
+_NAMED = 3
+_NOTHING = "–"
 _HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
 
 
 def layers_document(result: LayerBisection) -> Document:
-    """The probes, what they were judged by, and the finding with the command that reproduces it."""
+    """The probes, the criterion they were judged by, and the finding with the command that reproduces it."""
     candidate = f"{one_line(result.candidate)} in layers"
     right = f"{RIGHT[result.by]} of {result.prompts}"
     columns = ("probe", candidate, right, "lost", "gained", "p (no loss)", "outcome")
@@ -35,13 +44,14 @@ def layers_document(result: LayerBisection) -> Document:
         for number, probe in enumerate(result.probes, 1)
     ]
     sets = len({probe.candidate for probe in result.probes})
-    title = f"Layer bisection by {result.by}: {len(rows)} probes of {sets} sets over {len(result.layers)} layers"
+    over = f"{counted(sets, 'set')} over {counted(len(result.layers), 'layer')}"
+    title = f"Layer bisection by {result.by}: {counted(len(rows), 'probe')} of {over}"
     repeats = "until one outcome leads by two, at most five times" if result.floor or result.candidate_floor else "once"
     twice = (
-        f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}: "
+        f"When asked twice, the reference changed {counted(result.floor, 'text')} and the candidate {result.candidate_floor}: "
         f"each set is probed {repeats}."
     )
-    known = f"the reference is right on {result.known} of {result.prompts} questions"
+    known = f"the reference is right on {result.known} of {counted(result.prompts, 'question')}"
     known += ", too few to detect a loss of answers" if result.by == "text" else ""
     return Document(
         command="bisect layers",
@@ -49,6 +59,14 @@ def layers_document(result: LayerBisection) -> Document:
         verdict=None,
         exit_code=int(result.exit_code),
         headline=f"{_HEADINGS[result.outcome]}: {say(result.why)}",
+        screen=[
+            *_found(result.findings),
+            *([Row("Probes", f"{counted(len(rows), 'probe')} of {over}, by {result.by}")] if rows else []),
+            Row("Compared", f"by {result.by}; {known}"),
+            *([Row("Asked twice", twice.removeprefix("When asked twice, "))] if rows else []),
+            *([] if result.findings else [Row("Next", Cell(result.reproduce, code=True), "repeats this bisection")]),
+            MORE,
+        ],
         body=[
             *([Table(columns, rows, title, numbers=(0, 2, 3, 4, 5))] if rows else []),
             Line(
@@ -64,8 +82,62 @@ def layers_document(result: LayerBisection) -> Document:
     )
 
 
+def sides_document(result: SidesBisection) -> Document:
+    """The differences that break the candidate, with the run that shows each set, and the probes."""
+    count, seconds = len(result.differences), sum(probe.seconds for probe in result.probes)
+    rows = [
+        (
+            str(number),
+            _applied(probe.applied, count),
+            Cell(probe.outcome, _STATUS[probe.outcome]),
+            probe.problem or (MEASURED[probe.by] if probe.by else _NOTHING),
+            _NOTHING if probe.value is None else f"{probe.value:.2g}",
+            _NOTHING if probe.limit is None else f"{probe.limit:.2g}",
+            f"{probe.seconds:.0f}",
+        )
+        for number, probe in enumerate(result.probes, 1)
+    ]
+    sets = len({probe.applied for probe in result.probes})
+    columns = ("probe", "applied to the reference", "outcome", "by", "value", "limit", "seconds")
+    unsteady = "Some sets came out both ways, so each was probed until one outcome led clearly."
+    left = f"Packages that only the reference has stay in every probe: {few(result.left_out, _NAMED)}."
+    probed = f"{counted(len(rows), 'probe')} of {counted(sets, 'set')} of {counted(count, 'difference')}"
+    return Document(
+        command="bisect sides",
+        title=f"{counted(count, 'difference')} between two sides",
+        verdict=None,
+        exit_code=int(result.exit_code),
+        headline=f"{_SIDES_HEADINGS[result.outcome]}: {', '.join(sum(result.sets, ())) or say(result.why)}",
+        screen=[
+            *_found(result.findings),
+            Row("Probes", f"{probed}, {seconds / 60:.0f} min"),
+            *([] if result.steady else [Row("Unsteady", unsteady)]),
+            *([Row("Left out", left)] if result.left_out else []),
+            *([] if result.findings else [Row("Next", Cell(result.reproduce, code=True), "repeats this bisection")]),
+            Row("More", "--all prints the rest; the page has every probe"),
+        ],
+        body=[
+            *([Line(say(result.why))] if result.sets else []),
+            Findings(result.findings),
+            *([] if result.steady else [Line(unsteady)]),
+            *([Line(left)] if result.left_out else []),
+            Section("Probes", [Table(columns, rows, probed, numbers=(0, 4, 5, 6))], "probes"),
+            Section("Differences", [Items([each.label for each in result.differences])], "differences"),
+            Code(result.reproduce, "Repeat this bisection"),
+        ],
+        result=result,
+        json=worded_json,
+    )
+
+
+def _applied(names: Sequence[str], of: int) -> str:
+    if len(names) in (0, of):
+        return "all differences" if names else "nothing: the reference itself"
+    return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} of {of} differences"
+
+
 def bisection_document(state: BisectState) -> Document:
-    """The commit, what changed in it, and every probe."""
+    """The commit, its changes, and every probe."""
     result = state.result
     assert result is not None
     named, spec = result.outcome == "found", state.spec
@@ -78,6 +150,7 @@ def bisection_document(state: BisectState) -> Document:
         word="Found" if named else "Ambiguous",
         headline=_headline(state, result),
         meaning=result.commit.subject if result.commit else "",
+        screen=_screen(state, result),
         crumbs=[state.spec.repo],
         body=[
             Facts(
@@ -95,8 +168,40 @@ def bisection_document(state: BisectState) -> Document:
     )
 
 
+def _found(findings: Sequence[Finding]) -> list[Row]:
+    """Return the rows of findings: what is wrong, and the command that shows it again."""
+    rows = [
+        Row("Finding" * (not n), one_line(said.sentence, 200)) for n, said in enumerate(map(said_finding, findings[:3]))
+    ]
+    return [*rows, *(Row("Next", Cell(finding.reproduce, code=True), "shows it again") for finding in findings[:1])]
+
+
+def _screen(state: BisectState, result: BisectResult) -> list[Row]:
+    """Return the rows: the commit and what changed in it, or the suspects; what is wrong, and how it was probed."""
+    rows: list[Row] = []
+    if note := result.commit:
+        changed = note.diffstat.strip().splitlines()[-1:]
+        rows = [
+            Row("Commit", one_line(note.subject, 120)),
+            Row("", f"{note.commit[:12]} by {one_line(note.author, 60)}, {note.date}"),
+            *(Row("Changed", one_line(line, 120)) for line in changed),
+            Row("Checked", _checked(state, note)),
+        ]
+    for n, commit in enumerate([] if result.commit else result.suspects[:_SUSPECTS_FIRST]):
+        rows.append(Row("Suspects" * (not n), f"{commit[:12]} {one_line(state.history[commit], 100)}"))
+    if not result.commit and (more := len(result.suspects) - _SUSPECTS_FIRST) > 0:
+        rows.append(Row("", f"and {more} more"))
+    return [
+        *rows,
+        *_found(result.findings),
+        Row("Probes", _effort(state).rstrip(".")),
+        *([] if result.findings else [Row("Next", Cell(state.command, code=True), "repeats it in a new folder")]),
+        Row("More", "--all prints the rest; the page has every probe"),
+    ]
+
+
 def _named(state: BisectState, result: BisectResult) -> Section:
-    """The commit; the suspects where none could be named."""
+    """The commit, or the suspects if none could be named."""
     if (note := result.commit) is None:
         suspects = [
             (Cell(commit[:12], code=True), f" {one_line(state.history[commit])}")
@@ -145,7 +250,7 @@ def _headline(state: BisectState, result: BisectResult) -> str:
     """The result in one sentence."""
     many = len(state.history)
     if result.outcome == "found":
-        return f"{result.suspects[0][:12]} is the culprit among {many} commits."
+        return f"{result.suspects[0][:12]} is the culprit among {counted(many, 'commit')}."
     return (
         f"The culprit is one of {len(result.suspects)} commits among {many}: the commits between them cannot be classified, "
         "so they are indistinguishable."
@@ -153,7 +258,7 @@ def _headline(state: BisectState, result: BisectResult) -> str:
 
 
 def _effort(state: BisectState) -> str:
-    """The number of probes, and what one took."""
+    """The number of probes, and how long each took."""
     seconds = sorted(probe.seconds for probe in state.probes)
     commits, skips = len({probe.commit for probe in state.probes}), sum(p.came_out == "skip" for p in state.probes)
     return (

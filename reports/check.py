@@ -1,4 +1,4 @@
-"""The documents of a kernel on calls, those of the matrix or recorded ones, and of a pack of such calls; and a result as text."""
+"""The documents of a kernel's calls, from the matrix or recorded, and of a pack of such calls; and a result as text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from assay.reports.wording.say import said_finding
 _MAX_REFUSALS = 3
 # Most values of an axis that one line names.
 _MAX_VALUES = 4
-# A line says how far calls reached with all values but some, which it names: less than one in so many.
+# A line says how far calls reached with nearly all values, and names the exceptions: fewer than one in this many.
 _FEWER = 8
 # Most wrong kernels whose causes one line names.
 _MAX_CAUSES = 3
@@ -43,13 +43,13 @@ _MAX_CAUSES = 3
 _MAX_ROWS = 3
 _WRONG = {
     "output": "wrong", "lse-wrong": "log-sum-exps wrong", "input-written": "input overwritten",
-    "returned": "output of another shape, dtype or device", "outside": "memory outside of its tensors written",
+    "returned": "output of another shape, dtype or device", "outside": "memory outside its tensors written",
 }  # fmt: skip
-"""Faults in words; others are such words."""
+"""Text for each kind of fault; other faults are such text already."""
 
 
 def _not_covered(result: KernelResult) -> list[str]:
-    """The gaps: what its declaration leaves out, and what it refused for which reason."""
+    """The gaps: what its declaration leaves out, and what it refused, with the reason."""
     gaps = result.coverage.gaps
     declared = [_gap(gap) for gap in gaps if not gap.why]
     lines = [_gap(gap) for gap in gaps if gap.why]
@@ -64,23 +64,20 @@ def _gap(gap: Gap) -> str:
     return f"{gap.what or f'some, as {gap.example}'}{extent}: {one_line(gap.why)}"
 
 
-def _covered(coverage: Coverage) -> str:
-    """The coverage in one line; empty if nothing was covered."""
-    if not coverage.reach:
-        return ""
-    parts = [f"{axis} {', '.join(values)}" for axis, values in coverage.values.items()]
+def _covered(coverage: Coverage) -> list[tuple[str, str]]:
+    """Return the values that calls had, by condition. Only some combinations are tried, so they must not read as a product."""
+    rows = [(axis, ", ".join(values)) for axis, values in coverage.values.items()]
     for phase, reach in coverage.reach.items():
-        new = f"{_met(reach.new)} new tokens, {_met(reach.behind)} behind a cached prefix, " * (phase == "extend")
-        sequences = listed([f"{number:,}" for number in reach.sequences])
-        parts.append(f"{phase} at {new}{_met(reach.keys)} keys of a sequence, and with {sequences} sequences")
-    parts += [f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []
-    # Conditions are tried in some combinations only, so the line must not read as a product.
-    return f"{'; '.join(parts)}; each by itself. {coverage.runs:,} runs on {coverage.device}"
+        if phase == "extend":
+            rows += [(f"{phase}, new tokens", _met(reach.new)), (f"{phase}, cached prefix", _met(reach.behind))]
+        rows.append((f"{phase}, keys", _met(reach.keys)))
+        rows.append((f"{phase}, sequences", ", ".join(f"{number:,}" for number in reach.sequences)))
+    return rows + ([("log-sum-exps", counted(coverage.lses, "call"))] if coverage.lses else [])
 
 
-def _together(coverage: Coverage) -> list[str]:
-    """State in two lines how far calls reached with nearly all of the listed values, and the exceptions."""
-    each, less, more = [], [], []
+def _together(coverage: Coverage) -> tuple[str, list[tuple[str, str]]]:
+    """Say how far calls reached with nearly all of the listed values, and return the values that reached less or more."""
+    each, less, more = list[str](), list[tuple[str, str]](), list[tuple[str, str]]()
     for phase, reach in coverage.reach.items():
         mets = [(axis, value, met) for axis, some in reach.met.items() for value, met in some.items()]
         shared = []
@@ -90,21 +87,16 @@ def _together(coverage: Coverage) -> list[str]:
             most = next(last for last in lasts if 2 * last >= lasts[len(lasts) // _FEWER])
             shared.append(f"{most:,} {what}")
             fewer = [f"{axis} {value} ({last:,})" for (axis, value), (_, last) in ends.items() if last < most]
-            less += [f"{phase}, {what}: {few(fewer, _MAX_VALUES)}"] if fewer else []
+            less += [(f"fewer {what} in {phase}", few(fewer, _MAX_VALUES))] if fewer else []
             further = {
                 axis: [v for (a, v), (_, last) in ends.items() if a == axis and last > 2 * most] for axis in reach.met
             }
             only = [
                 f"{axis} {few(some, _MAX_VALUES)}" for axis, some in further.items() if len(some) < len(reach.met[axis])
             ]
-            more += [f"{phase}, {what}: {', '.join(only)}"] if any(further.values()) else []
+            more += [(f"over twice as many {what} in {phase}", ", ".join(only))] if any(further.values()) else []
         each += [f"{phase} up to {listed(shared)}"] if shared else []
-    if not each:
-        return []
-    less_and_more = [f"Less far with {'; '.join(less)}"] * bool(less) + [
-        f"More than twice as far only with {'; '.join(more)}"
-    ] * bool(more)
-    return [f"With each of these values: {'; '.join(each)}", *([". ".join(less_and_more)] if less_and_more else [])]
+    return (f"With each of these values: {'; '.join(each)}" if each else ""), [*less, *more]
 
 
 def _counts(phase: str) -> list[tuple[str, str]]:
@@ -131,12 +123,10 @@ def _reaches(coverage: Coverage) -> list[Block]:
             (axes, f"{pair.met} of {pair.of}", *(_span(getattr(pair, count)) for count, _ in counts))
             for axes, pair in reach.pairs.items()
         ]
-        note = (
-            "A range has no gap of more than a factor of four in it. A kernel that is wrong outside of these may pass."
-        )
-        made.append(Table(("axis", "value", *columns), rows, f"{phase}: met with each value", note))
-        note = "What all pairs of values have in common that were met at all. Of three values together, a pass states nothing."
-        made.append(Table(("axes", "pairs met", *columns), pairs, f"{phase}: met with each pair of values", note))
+        note = "A range has no gap of more than a factor of four. A kernel that is wrong outside these ranges may pass."
+        made.append(Table(("axis", "value", *columns), rows, f"{phase}: tested with each value", note))
+        note = "The lengths that all tested pairs of values share. A pass says nothing about three values together."
+        made.append(Table(("axes", "pairs tested", *columns), pairs, f"{phase}: tested with each pair of values", note))
     return made
 
 
@@ -151,9 +141,9 @@ def message(result: KernelResult) -> str:
 
 
 def _cause(results: Sequence[KernelResult]) -> str:
-    """Return what is wrong, by kernel: "last partial block of 64 lost; 74 of 107 calls"; empty if no finding is serious.
+    """Return each kernel's defect, as in "last partial block of 64 lost; 74 of 107 calls", or an empty string if none is serious.
 
-    Where a kernel has several results, such as one for each case, its cause is the bug that explains most failing calls.
+    If a kernel has several results, such as one for each case, its cause is the bug that explains most failing calls.
     """
     named = []
     for kernel in dict.fromkeys(result.kernel for result in results):
@@ -168,26 +158,26 @@ def _cause(results: Sequence[KernelResult]) -> str:
         id_ = explained.most_common(1)[0][0]
         titles = {finding.id: finding.title for result in mine for finding in result.findings}
         failing, calls = sum(len(result.failing) for result in mine), sum(result.calls for result in mine)
-        extent = f"; {failing} of {calls} calls" if failing else ""
+        extent = f"; {failing} of {counted(calls, 'call')}" if failing else ""
         if id_ not in titles:
-            from assay.harness.attention.bugs.family import BY_ID  # torch, which few of those who show a result need
+            from assay.harness.attention.bugs.family import BY_ID  # imports torch, which few users of a result need
 
             titles[id_] = BY_ID[id_].title
         named.append((kernel, f"{titles[id_]}{extent}"))
     if len(named) < 2:
         return "".join(words for _, words in named)
-    more = f"; and {len(named) - _MAX_CAUSES} more kernels" if len(named) > _MAX_CAUSES else ""
+    more = f"; and {counted(len(named) - _MAX_CAUSES, 'more kernel')}" if len(named) > _MAX_CAUSES else ""
     return "; ".join(f"{kernel}: {words}" for kernel, words in named[:_MAX_CAUSES]) + more
 
 
 def _cause_first(result: KernelResult) -> str:
-    """The cause's title and the numbers, for lines that are cut off at their end."""
+    """The cause's title and the numbers, for lines whose end is cut off."""
     why = _cause([result])
     return f"{why}: {result.extent()}" if why else result.summary()
 
 
 def sentence(results: Sequence[KernelResult]) -> str:
-    """One line for several kernels, the cause first: "no mask; 61 of 74 calls; 2 kernels, 148 calls, worst 9.1 of its bound"."""
+    """Summarise several kernels in a line, cause first: "no mask; 61 of 74 calls; 2 kernels, 148 calls, worst 9.1 of its bound"."""
     kernels = len({result.kernel for result in results})
     calls = sum(result.calls for result in results)
     worst = max((result.worst for result in results if result.worst_bound is not None), default=None)
@@ -200,10 +190,10 @@ def sentence(results: Sequence[KernelResult]) -> str:
 
 
 def check_document(result: KernelResult, verbose: bool = False) -> Document:
-    """Build the document: the findings, the calls that fail, what was covered and what was not, and how to see it again.
+    """Build the document: the findings, the failing calls, what was covered and what was not, and the commands to reproduce it.
 
     Args:
-        result: of the check.
+        result: the check's result.
         verbose: whether it shows the traceback of a kernel that raises.
     """
     undecided = result.recorded and result.verdict == "inconclusive"
@@ -217,7 +207,7 @@ def check_document(result: KernelResult, verbose: bool = False) -> Document:
         screen=_screen(result),
         crumbs=[
             Cell(one_line(result.kernel, 80), code=True),
-            f"{result.computed:,} calls computed, {len(result.refused):,} refused",
+            f"{counted(result.computed, 'call')} computed, {len(result.refused):,} refused",
             f"{result.seconds:.1f} s",
         ],
         body=_body(result, result.traceback if verbose else ""),
@@ -227,14 +217,14 @@ def check_document(result: KernelResult, verbose: bool = False) -> Document:
 
 
 def _first(result: KernelResult) -> str:
-    """Return the first line of a terminal: what the kernel does wrong, on how many calls, and how long it took."""
+    """Return the first line of a terminal: the kernel's defect, on how many calls, and how long the check took."""
     cause = cause_of(result.findings)
     said = result.extent(cause.does if cause else "")
     return " · ".join([said, *([result.error] if result.verdict == "pass" else []), duration(result.seconds)])
 
 
 def _screen(result: KernelResult) -> list[Row]:
-    """Return the rows: what was observed, where it is wrong, the smallest call, the next command; or what is missing or covered."""
+    """Return the rows: the defect, where it shows, the smallest call, the next command; or what is missing or covered."""
     missing = [Row("Missing" * (not n), one_line(text, 160)) for n, text in enumerate(result.missing[:_MAX_ROWS])]
     wrong, rows = serious(result.findings), list[Row]()
     for finding in map(said_finding, wrong[:1]):
@@ -271,7 +261,7 @@ def _screen(result: KernelResult) -> list[Row]:
 
 
 def _next(result: KernelResult) -> list[Row]:
-    """The commands to go on with; none for a kernel that no command can name."""
+    """The next commands to run, or none for a kernel that no command can name."""
     steps: list[tuple[str, str]] = []
     if result.test and result.again:
         name = re.sub(r"\W+", "_", result.kernel.rpartition(":")[2])
@@ -279,18 +269,20 @@ def _next(result: KernelResult) -> list[Row]:
     for finding in serious(result.findings)[:1]:
         steps += [(command, "wrong and right code") for command in explaining(finding)]
     if not steps and result.again:
-        steps = [(f"{result.again} --all", "all that was found and covered")]
+        steps = [(f"{result.again} --all", "everything found and covered")]
     return [Row("Next" * (not n), Cell(command, code=True), about) for n, (command, about) in enumerate(steps)]
 
 
 def _covered_briefly(result: KernelResult) -> str:
-    """Say in one line what a pass covers; `_covered` has the whole of it."""
+    """Say in one line what calls covered; `_covered` has the details."""
     if result.recorded:
-        return f"{result.calls} of {result.recorded} recorded calls, {result.with_prefix} with a cached prefix"
+        return (
+            f"{result.calls} of {counted(result.recorded, 'recorded call')}, {result.with_prefix} with a cached prefix"
+        )
     values = result.coverage.values
     parts = [", ".join(values.get("dtype", ())), f"head_dim {', '.join(values.get('head_dim', ()))}"]
     parts += [f"{phase} to {max(reach.keys):,} keys" for phase, reach in result.coverage.reach.items() if reach.keys]
-    return "; ".join([*parts, f"{result.coverage.runs:,} runs on {result.coverage.device}"])
+    return "; ".join([*parts, f"{counted(result.coverage.runs, 'run')} on {result.coverage.device}"])
 
 
 def _named(gap: Gap) -> str:
@@ -302,18 +294,23 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
     body += [Code(traceback)] if traceback else []
     if where := _where(result):
         body.append(Section("Where it is wrong", where, "where"))
-    covered = [f"Covered: {words}; {result.seconds:.1f} s."] if (words := _covered(result.coverage)) else []
+    values, took = _covered(result.coverage), f"{result.seconds:.1f} s"
+    covered = [f"Covered: {_covered_briefly(result)}; {took}."] if values and not result.recorded else []
     if result.recorded:
-        of = f"{result.calls} of {result.recorded} recorded calls, {result.with_prefix} with a cached prefix"
-        covered.append(f"Replayed: {of}; {result.seconds:.1f} s.")
+        of = f"{result.calls} of {counted(result.recorded, 'recorded call')}, {result.with_prefix} with a cached prefix"
+        covered.append(f"Replayed: {of}; {took}.")
         covered += [f"The pack's {phase} calls: {text or 'none'}." for phase, text in result.envelope.items()]
         covered += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in result.not_tested]
-    covered += [f"{line}." for line in _together(result.coverage)]
+    reached, others = _together(result.coverage)
+    covered += [f"{reached}."] if reached else []
     covered += [f"Missing for a pass: {requirement}" for requirement in result.missing]
     covered += [f"Not covered: {gap}" for gap in _not_covered(result)]
-    body += [Section("What it covered", [Items(covered)], "covered")] if covered else []
+    title = "Values that calls had, each by itself"
+    tables = [Table(("condition", "values"), values, title, style="side-by-side")] if values else []
+    tables += [Table(("calls with", "values"), others, "Exceptions", style="side-by-side")] if others else []
+    body += [Section("What it covered", [Items(covered), *tables], "covered")] if covered else []
     if reaches := _reaches(result.coverage):
-        body.append(Section("What was met together", reaches, "together", detail=True, folded=True))
+        body.append(Section("Tested together", reaches, "together", detail=True, folded=True))
     again: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
     again += (
         [Section("", [Code(result.test, "A test that reproduces it", "python")], detail=True)] if result.test else []
@@ -323,13 +320,13 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
 
 
 def _condition(tried: Tried) -> str:
-    """Say on which sequences a kernel is wrong, with what of them is wrong unless it is the output."""
+    """Say on which sequences a kernel is wrong, and which part of them unless it is the output."""
     fault = f"{_WRONG.get(tried.fault, one_line(tried.fault))} where " * (tried.fault != "output")
     return f"{fault}{words((*tried.rule, *tried.part), tried.context)}"
 
 
 def _where(result: KernelResult) -> list[Block]:
-    """The condition that was tried, and the axes of the smallest failing call."""
+    """The condition that was tested, and the axes of the smallest failing call."""
     made: list[Block] = []
     if (tried := result.tried) is not None:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
@@ -337,13 +334,13 @@ def _where(result: KernelResult) -> list[Block]:
         among = f"Within {words((), tried.context)}: " if tried.context else ""
         where = f"exactly where {words(tried.rule)}" if tried.rule else "on every call"
         said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} {where}"
-        listed_ = " A list holds those of the values that were tried." if lists else ""
-        part = f" Of such a sequence, only where {words(tried.part)}." if tried.part else ""
+        listed_ = " A list contains the tested values." if lists else ""
+        part = f" In such a sequence, only where {words(tried.part)}." if tried.part else ""
         rivals = "".join(f", or where {words(rule)}, which no call separates" for rule in tried.rivals)
         made = [
             Line(f"{said[0].upper()}{said[1:]}{rivals}.{part}"),
             Line(
-                f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
+                f"On calls drawn to refute it: {drawn}. Nothing in {counted(tried.calls, 'call')} contradicts it.{listed_}",
                 "quiet",
             ),
         ]
@@ -354,7 +351,7 @@ def _where(result: KernelResult) -> list[Block]:
 
 
 def _ranges(values: Sequence[Value], others: Sequence[Value]) -> str:
-    """Values as they were tried; numbers with no other between them as a range."""
+    """Values as tested; numbers with no other value between them as a range."""
     numbers, borders = ([v for v in some if not isinstance(v, str)] for some in (values, others))
     parts = [v for v in values if isinstance(v, str)]
     runs = {bisect(borders, n): [m for m in numbers if bisect(borders, m) == bisect(borders, n)] for n in numbers}
@@ -403,7 +400,7 @@ def pack_document(manifest: PackManifest, pack: Path) -> Document:
         command="record",
         title=str(pack),
         verdict=None,
-        headline=f"Recorded {len(manifest.calls)} of {manifest.seen:,} calls{too_large}: {pack}",
+        headline=f"Recorded {len(manifest.calls)} of {counted(manifest.seen, 'call')}{too_large}: {pack}",
         body=[
             Table(("phase", "cached prefix", "calls", "layers", "MiB"), rows, numbers=(2, 3, 4)),
             Line(f"Replay: {replay_command(pack)}"),

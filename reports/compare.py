@@ -52,12 +52,12 @@ _TASK_COLUMNS = (
     "task", "metric", "pairs", "A ± error", "B ± error", "lost", "gained", "loss in points", "McNemar p", "verdict",
 )  # fmt: skip
 _TENSOR_COLUMNS = ("layer", "boundary", "tensor", "cells out of bounds", "worst error", "bound", "first", "worst")
-# Of tensors and traces, which are equal or not; a result is as good or not.
+# Tensors and traces are equal or not; a result is as good or not.
 _WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "inconclusive": "Not compared"}
 
 
 def compare_document(result: Comparison) -> Document:
-    """Both sides, what differs, the checks, and the verdict, which a terminal shows last."""
+    """Both sides, their differences, the checks, and the verdict, which a terminal shows last."""
     headline, why = comparison_words(result)
     covers = COVERS.get(result.kind, "")
     reasons = [one_line(reason, 700) for reason in map(say, result.why) if reason not in headline]
@@ -130,7 +130,7 @@ def _answers(answers: ComparedAnswers) -> Iterator[Block]:
 
 
 def _entries(flips: Sequence[AnswerFlip]) -> Entries:
-    """The questions by their first words, those that one side got right and the other did not first."""
+    """The questions by their first words, starting with those that only one side got right."""
     entries = []
     for flip, begins in zip(flips, first_words([flip.question for flip in flips]), strict=True):
         task, name = one_line(flip.task, 40), one_line(begins, 100) or one_line(flip.key, 40)
@@ -163,8 +163,8 @@ def _task(task: ComparedTask) -> tuple[Words, ...]:
 
 
 def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
-    """The first and the worst difference, heat maps by layer and head, the tensors that differ, and what was not compared."""
-    empty = f"; {counted(tensors.empty, 'pair')} without an element: not counted" if tensors.empty else ""
+    """The first and the worst difference, heat maps by layer and head, the tensors that differ, and those not compared."""
+    empty = f"; {counted(tensors.empty, 'pair')} without elements: not counted" if tensors.empty else ""
     pairs = (
         f"{tensors.pairs:,}: {tensors.identical:,} identical, {tensors.within:,} within bounds, {tensors.differing:,} out of "
         f"bounds{empty}"
@@ -180,11 +180,11 @@ def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
     if lines:
         yield Section("Differences", lines, "differences")
     if tensors.grids:
-        explained = "A bound is what rounding to the tensors’ dtype explains, or the tolerance that was given."
+        explained = "A bound is the rounding error of the tensors’ dtype, or the given tolerance."
         about = (
             "Each cell is the worst token of all tensors of this boundary in the layer. Σ|B − A| / Σ|A| over one token of one "
             f"head. {'Every bit must be equal.' if tensors.exact else explained} "
-            "An error in an early boundary is inherited by those after it."
+            "Later boundaries inherit an error from an early one."
         )
         yield Section("By layer and head", [Line(about, "quiet"), Drawing(tensors.grids)], "maps", detail=True)
     rows = [_tensor(row) for row in tensors.tensors if row.out_of_bounds][:_TENSORS_SHOWN]

@@ -1,15 +1,15 @@
-"""One document for whatever a command shows, with one body for every medium: what is said, in which order.
+"""One document for each result, with one body for every medium: what to say, and in which order.
 
 A function for each kind of result makes its `Document`; `assay.reports.terminal`, `page`, `markdown`, `github` and `junit` render
-any document, and its JSON is that of the result itself. A page shows the whole body. A terminal and Markdown leave out the
-sections that are details, what only a page can draw, and rows beyond the first so many.
+any document, and its JSON is the result's own. A page shows the whole body. A terminal and Markdown leave out the sections that
+are details, anything that only a page can draw, and all but the first rows.
 
 A body consists of ten kinds of blocks:
 
-- `Line`, `Items`, `Facts`, `Code`: a paragraph, a list, names with values, and what is to be copied;
+- `Line`, `Items`, `Facts`, `Code`: a paragraph, a list, names with values, and text to copy;
 - `Table`: rows of cells, also as cards or as a matrix of verdicts;
-- `Findings`, `Checks`: what is wrong, and the requirements of a pass;
-- `Drawing`: a chart or heat maps, for a page alone;
+- `Findings`, `Checks`: the defects, and the requirements of a pass;
+- `Drawing`: a chart or heat maps, only for a page;
 - `Entries`: a list that a page unfolds and filters;
 - `Section`: blocks below a heading, or in a box.
 """
@@ -34,13 +34,13 @@ CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": 
 
 @dataclass(frozen=True)
 class Cell:
-    """Words of a table, a fact or the header, with more than their text.
+    """Text in a table, a fact or the header, with its presentation.
 
     Attributes:
-        status: a verdict, "strong" or another word that has a colour or weight; empty for none.
-        code: whether it is shown as code.
+        status: a verdict, "strong" or another word that has a colour or weight, or empty.
+        code: whether to show it as code.
         link: the address that it leads to on a page.
-        note: further words, less prominent on a page and in parentheses elsewhere.
+        note: further text, less prominent on a page and in parentheses elsewhere.
         sign: the verdict whose sign stands before the text.
     """
 
@@ -57,7 +57,7 @@ Words = str | Cell | tuple[str | Cell, ...]
 
 @dataclass(frozen=True)
 class Line:
-    """A paragraph; its style is "strong", "deciding", "quiet", "empty" (there is none), or another of the style sheet."""
+    """A paragraph; its style is "strong", "deciding", "quiet", "empty" (nothing to show), or another of the style sheet."""
 
     text: Words
     style: str = ""
@@ -65,7 +65,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Items:
-    """Lines of a list, of which a terminal and Markdown show so many; None for all."""
+    """Lines of a list; a terminal and Markdown show the first `most`, or all for None."""
 
     lines: Sequence[Words]
     ordered: bool = False
@@ -74,7 +74,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with their values; what follows a value stands below it. On a page side by side, or in a small grid."""
+    """Names with their values, and notes below them. A page shows them side by side, or in a small grid."""
 
     rows: Sequence[tuple[Words, ...]]
     style: Literal["", "small"] = ""
@@ -82,13 +82,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, the first of which names the row.
+    """Rows of cells; the first cell names the row.
 
     Attributes:
-        title: of the table; empty where the section's says it.
+        title: the table's title, or empty if the section's title says it.
         numbers: indices of the columns of numbers.
-        style: classes of the style sheet; "cards" for a card for each row, "matrix" for cells in the colours of their verdicts.
-        most: rows that a terminal and Markdown show; None for all.
+        style: classes of the style sheet; "cards" for one card per row, "matrix" for cells in the colours of their verdicts.
+        most: rows that a terminal and Markdown show, or None for all.
     """
 
     columns: Sequence[str]
@@ -102,11 +102,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is wrong.
+    """A list of findings.
 
     Attributes:
-        style: what a page folds: "brief" the evidence, without the command of a kernel's bug, which is shown below; "folded" all
-            but a line for each.
+        style: which parts a page folds: "brief" folds the evidence and omits the command of a kernel's bug, which is shown below;
+            "folded" folds all but one line per finding.
     """
 
     of: Sequence[Finding]
@@ -114,25 +114,25 @@ class Findings:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings in words."""
+        """The findings, with their text."""
         return list(map(said_finding, self.of))
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The requirements of a pass. A terminal and Markdown show those that are not met."""
+    """The requirements of a pass. A terminal and Markdown show the unmet ones."""
 
     of: Sequence[Check]
 
     @property
     def checks(self) -> list[SaidCheck]:
-        """The checks in words."""
+        """The checks, with their text."""
         return list(map(said_check, self.of))
 
 
 @dataclass(frozen=True)
 class Code:
-    """Code or commands, to be copied. Of a log, a terminal and Markdown show the last lines, so many; None for all."""
+    """Code or commands to copy. A terminal and Markdown show the last `most` lines of a log, or all for None."""
 
     text: str
     label: str = ""
@@ -142,12 +142,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What only a page draws.
+    """A drawing, which only a page shows.
 
     Attributes:
         drawn: a chart as an ``<svg>`` element; or `assay.harness.judge.report.ErrorGrid`s as heat maps, whose module takes too long
             to import for the pytest plugin.
-        style: "wide" for a chart that scrolls in its own frame, "small" for heat maps beside each other instead of one at a time.
+        style: "wide" for a chart that scrolls in its own frame, "small" for heat maps next to each other instead of one at a time.
     """
 
     drawn: str | Sequence[Any]
@@ -159,8 +159,8 @@ class Entry:
     """One of `Entries`.
 
     Attributes:
-        where: less prominent.
-        texts: heading, text, and a rest of it that is marked.
+        where: text about its place, less prominent.
+        texts: heading, text, and the marked rest of the text.
         kinds: a value for each filter.
     """
 
@@ -174,7 +174,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Entries:
-    """A list whose entries unfold to texts of others on a page, where it can be filtered; elsewhere the first are lines."""
+    """A list whose entries a page can unfold and filter; elsewhere the first entries are lines."""
 
     title: str
     entries: Sequence[Entry]
@@ -184,16 +184,16 @@ class Entries:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks below a heading; without a title a box, by a class of the style sheet. Without blocks it is not shown.
+    """Blocks below a heading, or in a box if it has no title (`style` is its class). A section without blocks is not shown.
 
     Attributes:
         title: empty for a box.
         id: empty for a part of another section.
         detail: whether only a page shows it.
-        folded: whether a page and Markdown fold the blocks; None if they cannot be folded.
+        folded: whether a page and Markdown fold the blocks, or None if they cannot be folded.
         lead: the sentence below the title, which stays visible when the blocks are folded.
-        short: title in the contents of a page, which one of more than three sections has; empty for the whole.
-        sign: verdict whose sign stands there.
+        short: title in the page's table of contents, which needs more than three sections; empty to use the whole title.
+        sign: the verdict whose sign stands there.
         style: class of the style sheet.
     """
 
@@ -213,10 +213,10 @@ class Row:
     """A row of the first screen.
 
     Attributes:
-        label: a word or two; empty to continue the row above.
-        text: what there is to say; code is a command, which is never broken.
-        limit: what it is judged by, or what a command shows, in a column of its own.
-        picture: drawn below the text.
+        label: a word or two, or empty to continue the row above.
+        text: the row's text; code is a command, which is never broken.
+        limit: the limit that the text is judged by, or what a command shows, in a separate column.
+        picture: drawing below the text.
     """
 
     label: str
@@ -224,6 +224,9 @@ class Row:
     limit: str = ""
     picture: Picture | None = None
 
+
+MORE = Row("More", "--all prints the rest, --html FILE writes the page")
+"""The last row of a first screen whose body has more."""
 
 Block = Line | Items | Facts | Table | Findings | Checks | Code | Drawing | Entries | Section
 
@@ -241,7 +244,7 @@ class CaseResult:
 
     @classmethod
     def of(cls, check: Check, classname: str) -> CaseResult:
-        """The case of a requirement of a pass."""
+        """Make the case of a requirement of a pass."""
         said = said_check(check)
         line = f"{said.title}: {said.found}"
         resolve = [f"To resolve: {said.settles}"] if said.settles else []
@@ -267,20 +270,20 @@ class Document:
     """A result as every renderer shows it.
 
     Attributes:
-        title: of the page in a browser's tab, after the word of the header.
-        verdict: None for a document that has none.
-        exit_code: of the command, where it is not that of the verdict.
-        word: in the header; empty for that of the verdict.
-        headline: one sentence, below the word; the first line of a terminal, unless `first` is.
-        first: what a terminal's first line says instead, where rows say more than the headline.
-        screen: the rows below it; without any, a terminal shows the body.
+        title: title of the page in a browser's tab, after the header's word.
+        verdict: the verdict, or None for a document without one.
+        exit_code: the command's exit code, if it is not the verdict's.
+        word: the header's word, or empty for the verdict's.
+        headline: one sentence, below the word; the first line of a terminal, unless `first` is set.
+        first: the first line of a terminal, if its rows say more than the headline.
+        screen: the rows below it; without rows, a terminal shows the body.
         remedy: what to do at once, below the headline.
-        meaning: what the headline does not say; None for what the verdict means and the exit code.
-        created: ISO 8601; empty if it does not matter.
-        crumbs: above the word: what was examined.
-        foot: what a page says at its end, before the command that made it.
-        result: what its JSON holds; None for a document without.
-        page: where its page is; the last row of a terminal names it.
+        meaning: what the headline does not say, or None to explain the verdict and the exit code.
+        created: ISO 8601, or empty if it does not matter.
+        crumbs: the subject of the result, above the word.
+        foot: last text of a page, before the command that made it.
+        result: content of its JSON, or None for a document without JSON.
+        page: path of its page, which the last row of a terminal names.
     """
 
     command: str
@@ -310,12 +313,12 @@ class Document:
 
     @property
     def called(self) -> str:
-        """The word of the verdict, as an answer begins with it; empty for a document without one."""
+        """The word of the verdict, with which an answer begins, or an empty string without a verdict."""
         return (self.word or self.verdict or "").upper()
 
     @property
     def answer(self) -> str:
-        """The first line of an output: verdict, what was decided, and the exit code; empty if nothing is decided."""
+        """The first line of an output: verdict, decision and exit code, or an empty string if nothing is decided."""
         if self.exit_code is None and self.verdict is None:
             return ""
         said = one_line(self.first or self.headline, 640).rstrip(".")
@@ -330,7 +333,7 @@ def plain(words: Words) -> str:
 
 
 def blocks_of(blocks: Sequence[Block]) -> Iterator[Block]:
-    """All blocks, those within sections included, in order."""
+    """Yield all blocks in order, including those within sections."""
     for block in blocks:
         yield block
         if isinstance(block, Section):
@@ -338,7 +341,7 @@ def blocks_of(blocks: Sequence[Block]) -> Iterator[Block]:
 
 
 def checks_blocks(checks: Sequence[Check]) -> list[Block]:
-    """The requirements that are not met, and below them, folded, those that are."""
+    """List the unmet requirements, and below them, folded, the met ones."""
     met, unmet = ([check for check in checks if (check.status == "ok") == ok] for ok in (True, False))
     title = f"{len(met)} {'check is' if len(met) == 1 else 'checks are'} ok"
     blocks: list[Block] = [Checks(unmet)] if unmet else []
@@ -355,7 +358,7 @@ def first_words(texts: Sequence[str]) -> list[str]:
 
 
 def code_lines(code: Code) -> list[str]:
-    """The lines of code that a terminal and Markdown show: the last so many, below how many are left out."""
+    """The lines of code that a terminal and Markdown show: the last ones, below the number of lines left out."""
     lines = code.text.rstrip("\n").split("\n")
     left = 0 if code.most is None else len(lines) - code.most
     return lines if left <= 0 else [f"... {left} lines left out", *lines[left:]]

@@ -1,4 +1,4 @@
-"""What `assay explain` prints of a known bug or of another finding, and the list of all of them."""
+"""The output of `assay explain`: the page of a known bug or another finding, and the list of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RIGHT_LSE = "Return the natural logarithm of the sum of exponentials of scaled 
 
 @dataclass(frozen=True)
 class _Advice:
-    """What is known of a finding that is no bug of the family."""
+    """The advice on a finding that is not a bug of the family."""
 
     id: str
     title: str
@@ -51,29 +51,29 @@ _FINDINGS = (
     _Advice(
         OPERATOR,
         "another operator",
-        "The kernel was asked what it computes, and the answer is exact: it is neither attention nor a known bug. The finding's "
+        "assay probed what the kernel computes, and the answer is exact: it is neither attention nor a known bug. The finding's "
         "sentence states what it is instead, and its picture shows it on the smallest telling call.",
-        "Compare the sentence with what the kernel is meant to compute. If it is, this is not an attention backend for this model.",
+        "Compare the sentence with what the kernel is meant to compute. If they agree, this is no attention backend for the model.",
     ),
     _Advice(
         NONDETERMINISM,
         TITLES[NONDETERMINISM],
         "The same call, run twice in a row, gives different outputs. Atomics that add in another order differ by rounding, which "
-        "is only information. A larger difference is a race: missing synchronisation, or memory that is not initialised.",
+        "is reported for information only. A larger difference is a race: missing synchronisation, or uninitialised memory.",
         "If it is serious, look for a missing barrier, for shared memory that is read too early, and for torch.empty.",
     ),
     _Advice(
         STATE_KEPT,
         TITLES[STATE_KEPT],
-        "The same call gives another output after other calls. The kernel keeps something from call to call: a plan, a workspace, "
+        "The same call gives another output after other calls. The kernel keeps state between calls: a plan, a workspace, or "
         "a result that is looked up by shape.",
-        "Make the key of what is kept include everything that it depends on, or rebuild it for each batch.",
+        "Make the cache key include everything that the state depends on, or rebuild the state for each batch.",
     ),
     _Advice(
         LSE_WRONG,
         TITLES[LSE_WRONG],
-        "The kernel declares that it returns log-sum-exps, and one of them is further from the right one than rounding explains. "
-        "Outputs of parts of the keys are merged by them, so that a wrong one weights a part wrongly.",
+        "The kernel declares that it returns log-sum-exps, and at least one of them is further off than rounding explains. "
+        "Log-sum-exps weight the outputs when parts of the keys are merged, so a wrong one gives a part the wrong weight.",
         _RIGHT_LSE,
     ),
     *(
@@ -89,8 +89,8 @@ _FINDINGS = (
     _Advice(
         CALL_REFUSED,
         TITLES[CALL_REFUSED],
-        "The kernel raised KernelRefused. That breaks no contract, but what it refuses is not covered by a verdict.",
-        "Declare what the kernel supports, for example @declares(head_dims=(64, 128)), so that it is a statement.",
+        "The kernel raised KernelRefused. That does not break the contract, but a verdict does not cover the refused calls.",
+        "Declare what the kernel supports, for example @declares(head_dims=(64, 128)), so that reports can state it.",
     ),
     _Advice(
         CONTRACT_BROKEN,
@@ -110,12 +110,12 @@ _FINDINGS = (
         OUTPUT_NOT_WRITTEN,
         TITLES[OUTPUT_NOT_WRITTEN],
         "The output is zero where it should not be: most kernels that do this return before they store, or store elsewhere.",
-        "Look at what ends a program early, at the launch grid, and at the mask of the store.",
+        "Look at the early exits of a program, at the launch grid, and at the mask of the store.",
     ),
     _Advice(
         QUANTISATION_NOT_RUN,
         TITLES[QUANTISATION_NOT_RUN],
-        "The kernel declares a quantisation, and its error is smaller than any kernel with it can have. Another kernel probably "
+        "The kernel declares a quantisation, and its error is smaller than any such kernel can have. Another kernel probably "
         "ran, such as a fallback in full precision.",
         "Look for a fallback. If the kernel quantises less than it declares, correct its declaration.",
     ),
@@ -123,7 +123,7 @@ _FINDINGS = (
         "own-error-out-of-bounds",
         "error beyond rounding",
         "In a server, on the inputs of real requests, the candidate's error is larger than rounding explains, in these layers, "
-        "heads and conditions. No recorded call gave the bug a name.",
+        "heads and conditions. No recorded call identified the bug.",
         "Record calls of that condition and replay them: assay run --record, then assay replay.",
     ),
     _Advice(
@@ -140,7 +140,7 @@ _FINDINGS = (
     ),
     _Advice(
         "reference-wrong",
-        "the reference is not right, so it proves nothing about the candidate",
+        "the reference is wrong, so it proves nothing about the candidate",
         "The reference's own error against attention in float64 is out of its bounds.",
         "Choose another reference with --reference, such as torch_native.",
     ),
@@ -165,6 +165,12 @@ _FINDINGS = (
         "Replay recorded calls of these layers: assay run --record, then assay replay.",
     ),
     _Advice(
+        "differences-break-candidate",
+        "differences that break the candidate",
+        "With these differences the reference is broken as the candidate is; without any one of them it is right.",
+        "Repeat the run that the finding gives: it compares the reference with itself and these differences.",
+    ),
+    _Advice(
         "latency",
         "slower than the bound allows",
         "The ratio of the candidate's time to the reference's is above the bound, and the reference itself differs by less.",
@@ -174,27 +180,26 @@ _FINDINGS = (
         "answer-lengths",
         "answers differ in length",
         "The candidate's answers to the same prompts are shorter or longer than the reference's, or run to the token limit more "
-        "often. Right answers that are 30 % longer cost 30 % more, and whoever times complete answers measures that instead of the "
-        "kernel. In a run, a ratio of lengths that is shown to be beyond length_bound is a regression; a bench times both at one "
-        "forced length.",
+        "often. Right answers that are 30 % longer cost 30 % more; timing complete answers measures that, not the kernel. "
+        "In a run, a length ratio shown to be beyond length_bound is a regression; a bench times both at one forced length.",
         "Find out why the texts differ: the suites greedy and layers of a run.",
     ),
     _Advice(
         "feature-changes-output",
-        "features that must change nothing change the output",
-        "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and have "
-        "other log-probabilities than without, by more than rounding explains. The finding names the smallest set of features with "
-        "which that happens, the first position at which it shows, and where it was observed the layer and the head at which the "
-        "model's attention calls part: before attention, in the KV cache, in attention, or behind it.",
+        "features that should not affect outputs change the output",
+        "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and their "
+        "log-probabilities differ from those without by more than rounding. The finding names the smallest set of features "
+        "that causes this, the first position that shows it, and, where it was observed, the layer and the head at which the "
+        "model's attention calls diverge: before attention, in the KV cache, in attention, or after it.",
         "Run the finding's command, which compares these features alone and together; then look at what the engine does at that "
-        "position and in that place: the borders of pages and chunks, what comes from the cache, and what is computed before it.",
+        "position and in that place: page and chunk boundaries, what comes from the cache, and what is computed before it.",
     ),
 )  # fmt: skip
 _OTHERS = {finding.id: finding for finding in _FINDINGS}
 
 
 def titles() -> dict[str, dict[str, str]]:
-    """Return the title of every id that is explained, by the heading of its kind; known bugs come first."""
+    """Return the title of every id that can be explained, by the heading of its kind; known bugs come first."""
     known = {
         heading: {bug.id: bug.title for bug in FAMILY if bug.kind == kind} for kind, heading in KIND_TITLES.items()
     }
@@ -243,7 +248,7 @@ def _reported(addresses: tuple[str, ...]) -> str:
 
 
 def _marked(wrong: str, right: str) -> str:
-    """Mark each line of wrong code that the right code does not have."""
+    """Mark each line of wrong code that is not in the right code."""
     lines, others = wrong.rstrip("\n").split("\n"), right.rstrip("\n").split("\n")
     kept = {
         at for block in difflib.SequenceMatcher(None, lines, others, autojunk=False).get_matching_blocks()

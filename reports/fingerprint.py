@@ -1,4 +1,4 @@
-"""The documents of ``assay fingerprint``: one fingerprint, and what differs between two."""
+"""The documents of ``assay fingerprint``: one fingerprint, and the differences between two."""
 
 from __future__ import annotations
 
@@ -7,22 +7,37 @@ from collections.abc import Sequence
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved
 from assay.harness.fingerprint.differences import FingerprintDiff
 from assay.harness.fingerprint.parts import JUDGED, Difference, faults
-from assay.harness.text import counted, listed, one_line
-from assay.reports.document import Block, CaseResult, Cell, Document, Facts, Items, Section, Suite, Table, Words
+from assay.harness.text import counted, few, listed, one_line
+from assay.reports.document import (
+    MORE,
+    Block,
+    CaseResult,
+    Cell,
+    Document,
+    Facts,
+    Items,
+    Row,
+    Section,
+    Suite,
+    Table,
+    Words,
+)
 
 # Rows of a table that a terminal and Markdown show.
 _SHOWN = 40
+# Rows of one label on the first screen.
+_MOST = 3
 
 
 def fingerprint_document(made: Fingerprint) -> Document:
-    """Build the document of a fingerprint: what is served, part by part, what is wrong in itself, what was not observed."""
+    """Build the document of a fingerprint: each part, parts that are wrong in themselves, and parts that were not observed."""
     wrong = [fault for fault in faults(made) if fault.outputs]
     beware = [fault for fault in faults(made) if not fault.outputs]
     body: list[Block] = [Facts([("model", made.model), ("observed in", made.source), ("engine", made.engine)])]
     if wrong:
         body.append(Section("Wrong in itself", [Items([_line(fault) for fault in wrong])], "wrong"))
     if beware:
-        body.append(Section("To be known", [Items([_line(fault) for fault in beware])], "beware"))
+        body.append(Section("Good to know", [Items([_line(fault) for fault in beware])], "beware"))
     body.append(Table(("part", "observed", "seconds"), [_row(made, part) for part in PARTS], numbers=(2,)))
     for name, title in (("arguments", "Resolved arguments"), ("environment", "Environment"), ("packages", "Packages")):
         values = getattr(made, name)
@@ -39,10 +54,30 @@ def fingerprint_document(made: Fingerprint) -> Document:
         verdict=None,
         exit_code=1 if wrong else 0,
         headline=f"{wrong[0].says}." if wrong else f"{headline}; {_nothing_wrong(made)}.",
+        screen=_screen(made, wrong, beware),
         body=body,
         suites=[Suite("fingerprint", [_case(fault) for fault in wrong])],
         result=made,
     )
+
+
+def _screen(made: Fingerprint, wrong: Sequence[Difference], beware: Sequence[Difference]) -> list[Row]:
+    """Return the rows: faults first, then each part that was observed, and the names of the others."""
+    unseen = [part for part in PARTS if not made.has(part)]
+    return [
+        *_differences("Also wrong", wrong[1:]),
+        *_differences("To be known", beware),
+        Row("Observed in", f"{made.source}, {made.engine}"),
+        *(Row(part, one_line(_observed(made, part), 110)) for part in PARTS if made.has(part)),
+        *([Row("Not observed", listed(unseen))] if unseen else []),
+        MORE,
+    ]
+
+
+def _differences(label: str, some: Sequence[Difference]) -> list[Row]:
+    """Return a row for each of the first differences, and the number of the others."""
+    rows = [Row(label * (not n), one_line(each.says, 160)) for n, each in enumerate(some[:_MOST])]
+    return rows + ([Row("", f"and {len(some) - _MOST} more")] if len(some) > _MOST else [])
 
 
 def _nothing_wrong(made: Fingerprint) -> str:
@@ -50,7 +85,7 @@ def _nothing_wrong(made: Fingerprint) -> str:
     if not unseen:
         return "nothing is wrong in itself"
     verb = "was" if unseen == ["rope"] else "were"
-    return f"nothing that was observed is wrong in itself; {listed(unseen)} {verb} not"
+    return f"no observed part is wrong in itself; {listed(unseen)} {verb} not observed"
 
 
 def _row(made: Fingerprint, part: str) -> tuple[str | Cell, ...]:
@@ -88,7 +123,7 @@ def _backends(resolved: Sequence[Resolved]) -> Table:
 
 
 def diff_document(result: FingerprintDiff) -> Document:
-    """Build the document of a diff: what changes outputs and is not declared comes first."""
+    """Build the document of a diff: undeclared differences that change outputs come first."""
     counting = result.undeclared
     declared = [difference for difference in result.differences if difference.declared]
     other = [difference for difference in result.differences if not difference.counts and not difference.declared]
@@ -116,13 +151,13 @@ def diff_document(result: FingerprintDiff) -> Document:
     if counting:
         headline = f"{counting[0].says}" + (f"; and {len(counting) - 1} more" if len(counting) > 1 else "") + "."
     elif result.compared:
-        but = " but for what was declared" if any(difference.outputs for difference in declared) else ""
+        but = " except for declared differences" if any(difference.outputs for difference in declared) else ""
         parts = counted(len(result.compared), "part")
         were = "was" if len(result.compared) == 1 else "were"
         headline = f"Nothing that changes outputs differs{but}, in {parts} that {were} compared."
         if result.lost:
             was = "was" if len(result.lost) == 1 else "were"
-            headline = f"{listed(result.lost)} {was} observed on one side alone. Nothing else counts{but}, in {parts}."
+            headline = f"{listed(result.lost)} {was} observed on one side only. Nothing else counts{but}, in {parts}."
         if result.unread:
             headline = (
                 f"Settings of the model were not compared ({result.unread}). Nothing else counts{but}, in {parts}."
@@ -144,6 +179,15 @@ def diff_document(result: FingerprintDiff) -> Document:
         verdict=None,
         exit_code=result.exit_code,
         headline=headline,
+        screen=[
+            Row("A", result.left),
+            Row("B", result.right),
+            *_differences("Also differs", counting[1:]),
+            *_differences("Declared", declared),
+            *_differences("Other", other),
+            *([Row("Not compared", few(list(result.not_compared), 8))] if result.not_compared else []),
+            MORE,
+        ],
         body=body,
         suites=[Suite("fingerprint", cases)],
         result=result,

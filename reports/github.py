@@ -1,4 +1,4 @@
-"""What GitHub Actions shows of a command: annotations, which are workflow commands on a stream, and the step's summary."""
+"""A command's output for GitHub Actions: annotations, which are workflow commands on a stream, and the step's summary."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def write_for_actions(document: doc.Document, stream: TextIO) -> None:
     if document.verdict is None:
         return
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        stream.write(workflow_commands(document))  # GitHub reads its lines: nothing may wrap or colour them
+        stream.write(workflow_commands(document))  # GitHub parses these lines: nothing may wrap or colour them
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
             file.write(to_markdown(document))
 
 
 def workflow_commands(document: doc.Document) -> str:
-    """One workflow command for the verdict, one per finding, and one per unmet check.
+    """Make one workflow command for the verdict, one per finding, and one per unmet check.
 
     A regression and a serious finding are errors, a pass is a notice, everything else is a warning. Titles of findings and checks
     begin with their stable ids.

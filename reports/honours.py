@@ -1,4 +1,4 @@
-"""The document of what attention backends do with what a layer asks of them."""
+"""The document about model features that attention backends honour, ignore or refuse."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _STATUS = {
     "honours": "pass",
 }
 _ABOUT = (
-    "honours: computes what is asked. ignores: computes attention without it, and says nothing. wrong: computes something else. "
+    "honours: computes the feature. ignores: computes attention without it, silently. wrong: computes something else. "
     "refuses: raises an error that names it. crashes: fails in another way. not measured: assay cannot run it here."
 )
 
 
 def list_document(kernels: Sequence[Mapping[str, Any]], sglang: Sequence[str], problem: str) -> Document:
-    """Build the document of what is here: the published kernels, and SGLang's own backends or why there are none."""
+    """Build the document of available kernels: the published ones, and SGLang's own backends or why there are none."""
     said = [
         f"{kernel['name']}  {kernel.get('problem') or '{}  {path}  {about}'.format('+'.join(kernel['phases']), **kernel)}"
         for kernel in kernels
@@ -45,7 +45,7 @@ def list_document(kernels: Sequence[Mapping[str, Any]], sglang: Sequence[str], p
 
 
 def honours_document(result: Honours) -> Document:
-    """Build the document: attributes by backend, what is behind each cell, the backends that cannot run, and tests to copy."""
+    """Build the document: attributes by backend, details behind each cell, backends that cannot run, and tests to copy."""
     ran = [backend for backend in result.backends if not backend.problem]
     silent = {
         (backend.backend, cell.attribute)
@@ -77,12 +77,12 @@ def honours_document(result: Honours) -> Document:
         )
         code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests.values())]), language="python")
         body.append(Section("Tests that fail", [code], "tests"))
-    what = "what a layer asks for is computed, or an error says that it is not"
+    what = "every feature that a layer asks for is computed, or an error says that it is not"
     if silent:
         count = counted(len(silent), "case")
-        what = f"in {count}, what a layer asks for is ignored, or computed wrongly, without an error"
+        what = f"in {count}, a feature that a layer asks for is ignored, or computed wrongly, without an error"
     if not ran:
-        what = "none of those that were asked for can run here"
+        what = "none of the requested backends can run here"
     return Document(
         command="backends",
         title="What attention backends honour",
@@ -105,7 +105,7 @@ def _cell(backend: BackendResult, attribute: str) -> Cell:
 
 
 def _said(backend: BackendResult) -> list[str]:
-    """Say what is behind the cells, the phases that say the same together."""
+    """Describe the details of the cells, merging phases that say the same."""
     phases: dict[tuple[str, str, str], list[Measured]] = {}
     for cell in backend.measured:
         if cell.state != "honours" and (cell.says or cell.where):
@@ -123,7 +123,7 @@ def _shape(shape: Shape) -> str:
 
 
 def _in_shapes(backend: BackendResult) -> str:
-    """Describe the shapes in which attributes were measured that are no dtype themselves."""
+    """Describe the shapes in which attributes that are not a dtype were measured."""
     most: dict[tuple[int, str, int], Shape] = {}
     for cell in backend.measured:
         computed = cell.error is not None and cell.attribute not in {"bfloat16", "float32", "mla"}

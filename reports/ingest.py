@@ -1,4 +1,4 @@
-"""The document of ``assay ingest``: what was read of other people's files."""
+"""The document of ``assay ingest``: the content of other tools' files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from assay.reports.trace_timeline import timeline_svg
 from assay.reports.wording.comparison import ingest_headline
 from assay.reports.wording.written import worded_json
 
-_MOST, _UNREAD = 20, 5  # rows of a table, and places that were not read, outside of the page
+_MOST, _UNREAD = 20, 5  # rows of a table, and places that were not read, outside the page
 
 
 def ingest_document(result: IngestResult) -> Document:
-    """Build the document: all findings first, the commands that prove them, then each file, and what was not read."""
+    """Build the document: all findings first, the commands that prove them, then each file, and the lines not read."""
     steps = "\n".join(one_line(step, 600) for step in result.next_steps)
     proof = Section(
         "To prove the cause", [Code(steps, "A file only suggests; these commands measure")], "next", short="Prove it"
@@ -108,11 +108,11 @@ def _unread(result: IngestResult) -> Section:
         first = ", the first of them" if file.excerpts else ""
         blocks.append(Line(f"{one_line(file.path, 120)}: {file.unread:,} of {counted(file.lines, file.unit)}{first}."))
         blocks += _quoted(file.excerpts, "Show them", file.unit)
-    return Section("Not read", blocks or [Line("Nothing: all of it was read.", "empty")], "unread", detail=not blocks)
+    return Section("Not read", blocks or [Line("Nothing: everything was read.", "empty")], "unread", detail=not blocks)
 
 
 def _timeline(document: ingested.FileDocument) -> list[Block]:
-    """The timeline of a trace, for a page; none for other files."""
+    """Draw the timeline of a trace, for a page; other files have none."""
     if document.timeline is None:
         return []
     left = document.timeline.left_out
@@ -121,13 +121,13 @@ def _timeline(document: ingested.FileDocument) -> list[Block]:
 
 
 def _quoted(excerpts: tuple[Excerpt, ...], summary: str, unit: str) -> list[Block]:
-    """Lines of a file, folded; none if there are none."""
+    """Quote lines of a file, folded; return nothing if there are none."""
     rows = [(_place(excerpt, unit), Cell(one_line(excerpt.text, 200), code=True)) for excerpt in excerpts]
     return [Section(summary, [Table(("", ""), rows, most=_UNREAD)], folded=True)] if rows else []
 
 
 def _cited(finding: CitedFinding, unit: str) -> str:
-    """The places that a finding follows from: "lines 51, 466-483"; empty if it cites none."""
+    """List the places that a finding follows from: "lines 51, 466-483", or an empty string if it cites none."""
     places = [_range(cite) for cite in finding.cites]
     several = len(places) > 1 or "-" in "".join(places)
     return f"{unit}{'s' * several} {', '.join(places)}" if places else ""

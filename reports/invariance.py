@@ -1,4 +1,4 @@
-"""The document of ``assay invariance``: the sets of features that break, the row of arms, and every two features that were on."""
+"""The document of ``assay invariance``: the sets of features that break, the variants, and every two features that were on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def invariance_document(result: InvarianceResult) -> Document:
     """Build the document: verdict, findings, variants, features and pairs."""
     return Document(
         command="invariance",
-        title=f"features of {one_line(result.backend, 60)} that must change nothing",
+        title=f"features of {one_line(result.backend, 60)} that should not affect outputs",
         verdict=result.verdict,
         headline=headline(result),
         created=result.created,
@@ -50,7 +50,7 @@ def invariance_document(result: InvarianceResult) -> Document:
 def _says(result: InvarianceResult) -> str:
     return (
         f"Each variant scored the same {counted(result.probes, 'probe')}, token by token, and wrote the same tokens. The base "
-        f"differs from itself in other batches by a mean KL of {result.floor_kl:.2g} nats; up to {result.bound_kl:.2g} is none."
+        f"differs from itself in other batches by a mean KL of {result.floor_kl:.2g} nats; up to {result.bound_kl:.2g} is noise."
     )
 
 
@@ -101,7 +101,7 @@ def _nats(value: float | None) -> str:
 
 
 def _features(rows: tuple[FeatureRow, ...]) -> list[Block]:
-    """Tabulate the features that were on, and folded below those that were not."""
+    """Tabulate the features that were on, and folded below them those that were not."""
     on, off = ([row for row in rows if bool(row.seen) == seen] for seen in (True, False))
     tables = [
         Table(
@@ -119,7 +119,7 @@ def _features(rows: tuple[FeatureRow, ...]) -> list[Block]:
 
 
 def _matrix(result: InvarianceResult) -> Table:
-    """Show every feature by every other; on the diagonal each in any variant."""
+    """Show every feature by every other; the diagonal shows each in any variant."""
     names = list(dict.fromkeys(cell.first for cell in result.pairs))
     cells = {frozenset((cell.first, cell.other)): cell for cell in result.pairs}
     rows: list[list[Words]] = [[row, *(_pair(cells[frozenset((row, column))]) for column in names)] for row in names]
@@ -127,7 +127,7 @@ def _matrix(result: InvarianceResult) -> Table:
 
 
 def _left_out(result: InvarianceResult) -> list[Block]:
-    """Name the pairs that the budget left out; nothing if it left none out."""
+    """Name the pairs that the budget left out, if any."""
     pairs = ", ".join(" + ".join(pair) for pair in result.left_out)
     return [Line(f"Not together in any variant that decided: {pairs}.", "quiet")] if pairs else []
 

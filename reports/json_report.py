@@ -1,7 +1,7 @@
 """``report.json`` and the JSON Schema that it must satisfy.
 
 ``python -m assay.reports.json_report`` regenerates ``reports/report.schema.json``, after a change of `assay.harness.judge.report`.
-The schema's description states what may change within a version; `assay.harness.judge.report` reads what is written here.
+The schema's description states what may change within a version; `assay.harness.judge.report` reads these files.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NUMBERS = re.compile(rf"\[\n\s+{_NUMBER}(?:,\n\s+{_NUMBER})*\n\s+\]")
 
 
 def to_json(report: Report) -> str:
-    """The report as indented JSON, which the committed schema describes.
+    """Return the report as indented JSON, which the committed schema describes.
 
-    Where JSON cannot hold a value, a lone surrogate is written as U+FFFD and a number that is not finite as null.
+    If JSON cannot hold a value, it is replaced: a lone surrogate by U+FFFD, and a number that is not finite by null.
 
     Raises:
-        pydantic.ValidationError: a value is not of its type, or a number that must be there is not finite.
+        pydantic.ValidationError: a value is not of its type, or a required number is not finite.
     """
     document = _writable(report.model_dump(by_alias=True, context={WORDS: with_words}))
     # Not jsonschema, which takes 0.2 s to import: tests check that the model, the committed schema and the output agree.
@@ -36,7 +36,7 @@ def to_json(report: Report) -> str:
 
 
 def _one_line_rows(text: str) -> str:
-    """Indented JSON with each array of bare numbers on one line: a heat map of 128 x 128 is 128 lines, not 16,384."""
+    """Put each array of bare numbers on one line: a heat map of 128 x 128 is then 128 lines, not 16,384."""
     # A line end in a JSON text is never inside a string, so this cannot touch one.
     return _NUMBERS.sub(lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
 
@@ -54,14 +54,14 @@ def _writable(value: Any) -> Any:
 
 
 def _json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a written report, generated from `Report`."""
+    """Generate the JSON Schema (draft 2020-12) of a written report from `Report`."""
     schema = Report.model_json_schema(by_alias=True, mode="serialization")
     id_ = f"urn:{Report.model_fields['schema_id'].default}"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": id_, **schema}
 
 
 def _schema_text() -> str:
-    """Return what `_SCHEMA_FILE` must hold."""
+    """Return the correct content of `_SCHEMA_FILE`."""
     return json.dumps(_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A document as JUnit XML: what CI systems show of it.
+"""A document as JUnit XML, for CI systems.
 
 An unproven claim must not look green, nor like a loss of accuracy:
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from assay.harness.evidence.pack import replay_command
 from assay.harness.judge.report import DepthRow, LayersResult, OwnError, TruthRow, excess, out_of_bounds
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 from assay.reports.document import Block, Cell, Code, Drawing, Items, Line, Section, Table, Words
 from assay.reports.summary import error_percent, layer_diff_lines, worst_cells
 from assay.reports.wording.say import say
@@ -39,7 +39,7 @@ def layer_diff_section(layers: LayersResult) -> Section:
 
 
 def _by_prefix(layers: LayersResult) -> list[Block]:
-    """Errors by layer and cached prefix, the layers farthest beyond their bounds first."""
+    """Tabulate errors by layer and cached prefix, the layers farthest beyond their bounds first."""
     grids = [grid for grid in layers.grids if grid.columns == "prefix"]
     columns: dict[str, None] = {}
     cells: dict[str, dict[str, Cell]] = defaultdict(dict)
@@ -70,12 +70,12 @@ def _about(layers: LayersResult, judged: bool) -> str:
     bound = "A bound is the error that rounding explains at the worst cell." if judged else "No bound applies."
     return (
         f"Error: {layers.candidate} computes each attention call of {layers.reference} from the same q, k and v. {against} "
-        f"{layers.layers} layers, {layers.heads} heads, {layers.passes:,} forward passes. {bound}"
+        f"{counted(layers.layers, 'layer')}, {counted(layers.heads, 'head')}, {layers.passes:,} forward passes. {bound}"
     )
 
 
 def _depth(layers: LayersResult) -> list[Block]:
-    """Each layer's worst cell, and its own, inherited and total error where a free-running candidate was traced."""
+    """Tabulate each layer's worst cell, and its own, inherited and total error if a free-running candidate was traced."""
     traced = any(row.total is not None and row.whole is not None for row in layers.depth)
     note = (
         "Total: a layer’s output where the candidate serves, against the reference’s. Earlier layers: the part that comes from the "
@@ -94,7 +94,7 @@ def _depth_row(row: DepthRow, traced: bool) -> tuple[Words, ...]:
 
 def _truth(layers: LayersResult) -> list[Block]:
     note = (
-        "Errors are those of the cell that is nearest to its bound or farthest beyond it. The gain is over all heads, without its "
+        "Each error is that of the cell nearest to its bound or farthest beyond it. The gain is over all heads, without its "
         "sign. Marked: a cell, or the gain of a head, is out of bounds."
     )
     table = Table(

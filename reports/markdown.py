@@ -1,4 +1,4 @@
-"""Any document as GitHub Markdown, in which what others wrote is shown literally."""
+"""Any document as GitHub Markdown, with other people's text shown literally."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINKED = re.compile(r"@(?=\w)|#(?=\d)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def to_markdown(document: doc.Document, level: int = 2) -> str:
-    """A document as Markdown, its heading of this level."""
+    """Render a document as Markdown, with a heading of this level."""
     heading, foot = _escape(document.title), ""
     said = f"**{_escape(document.word)}**. " * bool(document.word) + _escape(document.headline, 700)
     if document.verdict:
@@ -36,13 +36,13 @@ def to_markdown(document: doc.Document, level: int = 2) -> str:
 
 
 def _escape(text: str, limit: int = 200) -> str:
-    """`text` on one line, cut at `limit` characters, as Markdown that shows it literally."""
+    """Put `text` on one line, cut at `limit` characters, as Markdown that shows it literally."""
     shown = _SPECIAL.sub(lambda match: _escaped(match.group()), one_line(text, limit))
     return _LINKED.sub(lambda match: f"{match.group()}<!-- -->", shown)
 
 
 def _code(text: str, limit: int = 200) -> str:
-    """`text` as a code span, fenced by more backticks than it contains in a row. Not for tables: a pipe would end the cell."""
+    """Make `text` a code span, fenced by more backticks than it contains in a row. Not for tables: a pipe would end the cell."""
     shown = visible(text).replace("\n", " ") or " "
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     fence = "`" * (_longest_backticks(shown) + 1)
@@ -51,7 +51,7 @@ def _code(text: str, limit: int = 200) -> str:
 
 
 def _fenced(text: str, language: str = "text") -> list[str]:
-    """`text` as a block of code, in a fence that it cannot end, with a blank line after it."""
+    """Make `text` a block of code, in a fence that it cannot end, with a blank line after it."""
     lines = visible(text).rstrip("\n").split("\n")
     fence = "`" * max(3, max(map(_longest_backticks, lines)) + 1)
     return [f"{fence}{language}", *lines, fence, ""]
@@ -140,7 +140,7 @@ def _table(table: doc.Table) -> list[str]:
 
 
 def _finding(finding: Finding) -> list[str]:
-    """A finding as a line of a list, with its evidence and the command that reproduces it below."""
+    """Render a finding as a list item, with its evidence and the command that reproduces it below."""
     observed = f" Observed: {_escape(finding.observed, 400)}" if finding.observed else ""
     explained = "".join(f" (explained by {_span(command)})" for command in explaining(finding))
     lines = [f"- **{_escape(finding.title)}**: {_escape(finding.sentence, 500)}{observed}{explained}"]

@@ -1,4 +1,4 @@
-"""A result in a notebook: its page, in a frame of its own."""
+"""A result in a notebook: its page, in a separate frame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DOCUMENTS = {
 
 
 def page(result: BaseModel) -> str | None:
-    """Return the page of a result as a frame, whose style and script stay inside, or None if it has none."""
+    """Return the page of a result as a frame that isolates its style and script, or None if it has no page."""
     if (known := _DOCUMENTS.get(type(result).__name__)) is None:
         return None
     module, function = known

@@ -27,7 +27,7 @@ from assay.harness.picture import (
 from assay.harness.text import one_line, percent, ranges, some
 from assay.reports import svg
 
-# Of a cell: its words, its style in a terminal, and its colour on a page.
+# The text of a cell, its style in a terminal, and its colour on a page.
 _CELLS = {
     SAME: ("as expected", "dim", svg.MUTED),
     UNSEEN: ("missing", "red", svg.FORBIDDEN),
@@ -36,14 +36,14 @@ _CELLS = {
     ELSEWHERE: ("from elsewhere", "magenta", svg.PALETTE["chart-unparsed"]),
     NONE: ("correctly masked", "dim", ""),
 }
-# Of a row without weights, or with more than weights: the sign of each of its cells, and its words.
+# The sign of every cell in a row without weights, or with more than weights, and its text.
 _ROWS: dict[RowKind, tuple[str, str]] = {
     "nan": ("N", "NaN"), "infinite": ("I", "infinite"), "zero": ("0", "zero"), "constant": ("C", "constant"),
     "right": ("=", "right, not read"), "wrong": ("?", "wrong, not read"), "shifted": ("+", "something is added"),
     "nonlinear": ("&", "its weights are not the whole output"),
 }  # fmt: skip
 
-# CSS pixels: the room of a page, the largest cell, the smallest whose sign can be told from others, and around a panel.
+# CSS pixels: the width of a page, the largest cell, the smallest whose sign can be distinguished, and the margin of a panel.
 _ROOM, _LARGEST, _SMALLEST, _TOP, _BELOW, _RIGHT = 930, 20, 10, 20, 20, 18
 _DIGIT = 7  # CSS pixels of a character of a label
 _KEYS_OF_A_QUERY = 24  # most that a line shows
@@ -51,7 +51,7 @@ _SHADES = 8  # of a weight, from the least to the largest of its query
 
 
 def caption(picture: Picture) -> str:
-    """Return what is shown: the call, the q head, and the queries and keys if they are not all."""
+    """Describe the picture: the call, the q head, and the queries and keys if they are not all."""
     parts = [picture.call, f"q head {picture.head} of {picture.heads}"]
     if picture.wrong_heads and picture.heads > 1:
         parts.append(f"wrong in {some('q head', picture.wrong_heads, range(picture.heads))}")
@@ -64,7 +64,7 @@ def caption(picture: Picture) -> str:
 
 
 def _grids(picture: Picture) -> dict[str, list[str]]:
-    """The three panels by title: rows of signs; a query without weights has its own sign for every key."""
+    """Return the three panels by title, as rows of signs; a query without weights has its own sign for every key."""
     difference = [
         cells if kind in WITH_WEIGHTS else _ROWS[kind][0] * len(picture.key_indices)
         for cells, kind in zip(picture.cells, picture.rows, strict=True)
@@ -78,7 +78,7 @@ def _grids(picture: Picture) -> dict[str, list[str]]:
 
 
 def _legend(picture: Picture) -> list[tuple[str, str]]:
-    """The sign and the words of each kind of cell and of row that the picture has."""
+    """Return the sign and the text of each kind of cell and row in the picture."""
     signs = {sign for row in picture.cells for sign in row}
     cells = [(sign, words) for sign, (words, *_) in _CELLS.items() if sign in signs]
     return cells + [(sign, words) for kind, (sign, words) in _ROWS.items() if kind in picture.rows]
@@ -95,7 +95,7 @@ def _query_labels(picture: Picture) -> list[str]:
 
 
 def _key_labels(picture: Picture) -> dict[int, str]:
-    """Keys that get a label: the first after each break, and round numbers."""
+    """Label some keys: the first after each break, and round numbers."""
     starts = {0, *picture.key_breaks}
     labels = enumerate(zip(picture.key_sequences, picture.key_indices, strict=True))
     step = 5 if len(picture.key_indices) < 20 else 10
@@ -107,10 +107,10 @@ def _key_labels(picture: Picture) -> dict[int, str]:
 
 
 def panels(picture: Picture) -> list[str]:
-    """Draw the expected weights, the weights that were read, and what differs, as three ``<svg>`` elements.
+    """Draw the expected weights, the observed weights, and their differences, as three ``<svg>`` elements.
 
-    Expected and read are shaded by weight, relative to the largest of the query. What differs has a sign for each kind, so that no
-    colour is needed to tell them. A page puts panels side by side where they fit; signs are never too small, shades may be.
+    The first two are shaded by weight, relative to the largest of the query. Differences have a sign for each kind, so that colour
+    is not needed to distinguish them. A page puts panels side by side if they fit; signs never get too small, shades may.
     """
     keys = max(1, len(picture.key_indices))
     third, half, whole = (_ROOM // parts // keys for parts in (3, 2, 1))
@@ -149,12 +149,12 @@ def _panel(picture: Picture, title: str, rows: Sequence[str], cell: int) -> str:
         parts.append(svg.line(left + n * cell, _TOP, left + n * cell, bottom, svg.MUTED, 0.8))
     for n in picture.query_breaks:
         parts.append(svg.line(left, _TOP + n * cell, right, _TOP + n * cell, svg.MUTED, 0.8))
-    width = max(right, left + 112) + _RIGHT  # room for a title, and for what rows without weights say
+    width = max(right, left + 112) + _RIGHT  # room for a title, and for the text of rows without weights
     return svg.image(width, bottom + _BELOW, f"Attention weights, {title}: {caption(picture)}", parts)
 
 
 def _shades(picture: Picture, title: str, left: float, cell: int) -> list[str]:
-    """A square for each weight, stronger for more; a path for each shade keeps pages small."""
+    """Draw a square for each weight, stronger for more; one path for each shade keeps pages small."""
     colour, weights = (svg.REFERENCE, picture.expected) if title == "expected" else (svg.CANDIDATE, picture.read)
     paths: dict[int, str] = {}
     for n, row in enumerate(weights):
@@ -171,7 +171,7 @@ def _shades(picture: Picture, title: str, left: float, cell: int) -> list[str]:
 
 
 def _signs(picture: Picture, rows: Sequence[str], left: float, cell: int) -> list[str]:
-    """A sign for each cell: one path for each kind of a row, with a title in words."""
+    """Draw a sign for each cell: one path for each kind in a row, with a title."""
     parts = []
     for n, (row, kind) in enumerate(zip(rows, picture.rows, strict=True)):
         y = _TOP + (n + 0.5) * cell
@@ -198,7 +198,7 @@ def _says(picture: Picture, row: int, sign: str, keys: Sequence[int]) -> str:
 
 
 def _rows_without_weights(picture: Picture, title: str, left: float, right: float, cell: int) -> Iterator[str]:
-    """Consecutive rows of one kind, as a block with a word in it."""
+    """Draw consecutive rows of one kind as a block with a word in it."""
     if title == "expected":
         return
     first = 0
@@ -215,7 +215,7 @@ def _rows_without_weights(picture: Picture, title: str, left: float, right: floa
 
 
 def legend(picture: Picture) -> list[tuple[str, str]]:
-    """Return the legend of the panels: signs as ``<svg>`` elements, and their words; rows without weights have theirs inside."""
+    """Return the legend of the panels: signs as ``<svg>`` elements, and their text; rows without weights have theirs inside."""
     blocks = {sign for kind, (sign, _) in _ROWS.items() if kind not in WITH_WEIGHTS}
     return [(_alone(sign), words) for sign, words in _legend(picture) if sign not in {NONE, *blocks}]
 
@@ -226,7 +226,7 @@ def _alone(sign: str) -> str:
 
 
 def _sign(sign: str, spots: Sequence[tuple[float, float]], cell: float, title: str) -> str:
-    """The sign of one kind of cell at some centres, as one path."""
+    """Draw the sign of one kind of cell at several centres, as one path."""
     r = max(1.0, cell / 7) if sign == SAME else (cell - 1) / 2 - (0.75 if sign in (UNSEEN, ELSEWHERE) else 0)
     outline = {WRONG_WEIGHT: _triangle, ELSEWHERE: _cross}.get(sign, _square)
     steps, colour = "".join(outline(x, y, r) for x, y in spots), _CELLS[sign][2]
@@ -252,10 +252,10 @@ def _cross(x: float, y: float, r: float) -> str:
 def text(picture: Picture, width: int = 100, most: int = 0) -> Text:
     """Print the picture as lines of characters, one for each cell, with a legend and the caption.
 
-    Of a picture of at most so many queries, those around the first that differs are shown, and no caption.
+    With `most`, a larger picture shows that many queries, around the first that differs, and no caption.
 
-    All three panels are shown if they fit into so many columns, else only what differs, and of that only the keys that fit: the
-    same characters say what was expected and what was read.
+    All three panels are shown if they fit into `width` columns, or else only the differences, for the keys that fit: the same
+    characters then say what was expected and what was observed.
     """
     picture = picture.around(most) if most else picture
     grids, labels = _grids(picture), _query_labels(picture)
@@ -289,7 +289,7 @@ def text(picture: Picture, width: int = 100, most: int = 0) -> Text:
 
 
 def one_query(picture: Picture) -> str:
-    """Return the first query that differs, in a line: the keys that it should see, and those that it sees."""
+    """Describe the first query that differs, in a line: the keys that it should see, and those that it sees."""
     part = picture.around(2)
     grids, columns = _grids(part), _columns_that_fit(part, _KEYS_OF_A_QUERY)
     n = next((n for n, row in enumerate(part.cells) if any(cell in WRONG for cell in row)), 0)
@@ -299,7 +299,7 @@ def one_query(picture: Picture) -> str:
 
 
 def _columns_that_fit(picture: Picture, room: int) -> range:
-    """Keys that fit into so many columns, with the first that differs among them."""
+    """Return the keys that fit into this many columns, including the first that differs."""
     keys = len(picture.key_indices)
     count = max(1, min(keys, room - len(picture.key_breaks)))
     first = next((k for k in range(keys) if any(row[k : k + 1] in WRONG for row in picture.cells)), 0)
@@ -308,7 +308,7 @@ def _columns_that_fit(picture: Picture, room: int) -> range:
 
 
 def _ruler(picture: Picture, columns: Sequence[int]) -> str:
-    """The labels of some keys, each above its column."""
+    """Place the labels of some keys, each above its column."""
     names, line, breaks = _key_labels(picture), "", 0
     for place, k in enumerate(columns):
         breaks += place > 0 and k in picture.key_breaks

@@ -1,4 +1,4 @@
-"""What all pages share: one file that opens from disk and makes no network request.
+"""The common part of all pages: one file that opens from disk and makes no network request.
 
 Model text is untrusted. Three things keep it inert: `visible` is applied to every expression, Jinja escapes it, and a
 Content-Security-Policy admits only the page's own style sheet and script, by their hashes.
@@ -31,11 +31,11 @@ from assay.reports.wording.layers import grid_title
 _TEMPLATES = Path(__file__).parent / "templates"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 TEXT_SHOWN = 2_000
-"""Most characters embedded of a prompt or an answer."""
+"""Most characters of a prompt or an answer to embed."""
 
 
 def to_html(document: Document) -> str:
-    """A document as one self-contained HTML page."""
+    """Render a document as one self-contained HTML page."""
     meaning = document.meaning
     if meaning is None and document.verdict is not None:
         code = f"Exit code {int(exit_code_of(document.verdict))}."
@@ -91,20 +91,20 @@ def _hash(text: str) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """Text in which a number stays on one line with its sign or unit, and with the number that it became."""
+    """Keep a number on one line with its sign or unit, and with the number that it became."""
     joined = re.sub(r"(?<=\d) (?=%|×|(?:s|ms|min|[kMG]i?B|nats)\b)", _NO_BREAK, text)
     return re.sub(r"(?<=\d) (?:->|→) (?=\d)", f"{_NO_BREAK}→{_NO_BREAK}", joined)
 
 
 def _breaking(text: str) -> Markup:
-    """Text as HTML in which a long name is broken after its parts."""
+    """Return text as HTML that may break a long name after each of its parts."""
     parts = re.split(r"(\S{24,})", _unbroken(visible(text)))
     names = (Markup("<wbr>").join(map(escape, re.split(r"(?<=[._/:=(,])(?=[^\s\d])", name))) for name in parts[1::2])
     return Markup("").join(part for pair in zip_longest(map(escape, parts[::2]), names, fillvalue="") for part in pair)
 
 
 def _code(text: str) -> Markup:
-    """Text as HTML, with what stands between backticks as code."""
+    """Return text as HTML, with the parts between backticks as code."""
     parts = [escape(visible(part)) for part in text.split("`")]
     if len(parts) % 2 == 0:  # an odd number of backticks quotes nothing
         return escape(visible(text))
@@ -124,17 +124,17 @@ def _favicon(verdict: Verdict | None) -> str:
 
 
 def _worst_grid(grids: Sequence[ErrorGrid]) -> ErrorGrid | None:
-    """The heat map with the worst cell; None if there is none."""
+    """Return the heat map with the worst cell, or None without heat maps."""
     return max(grids, key=lambda grid: _worst(grid)[0], default=None)
 
 
 def _grid_data(grids: Sequence[ErrorGrid]) -> Markup:
-    """Return what layer_diff.js draws, as JSON that is safe within a script element."""
+    """Return the data that layer_diff.js draws, as JSON that is safe within a script element."""
     return htmlsafe_json_dumps([_payload(grid) for grid in grids], separators=(",", ":"))
 
 
 def _grid_says(grid: ErrorGrid) -> str:
-    """Return how many of its cells are out of bounds, in words."""
+    """Say how many of its cells are out of bounds."""
     if all(bound is None for bound in grid.bounds):
         return "no bound"
     count = sum(map(sum, _beyond(grid)))
@@ -155,13 +155,13 @@ def _payload(grid: ErrorGrid) -> dict[str, object]:
 
 
 def _beyond(grid: ErrorGrid) -> list[list[int]]:
-    """Return which cells are out of bounds: 1 or 0, rows x columns."""
+    """Mark the cells that are out of bounds with 1, others with 0, rows x columns."""
     rows = zip(grid.values, grid.bounds, strict=True)
     return [[int(out_of_bounds(error, bound)) for error in row] for row, bound in rows]
 
 
 def _worst(grid: ErrorGrid) -> tuple[float, tuple[int, int]]:
-    """The largest excess, and the row and column of the first cell that has it."""
+    """Return the largest excess, and the row and column of the first cell that has it."""
     rows = enumerate(zip(grid.values, grid.bounds, strict=True))
     cells = ((excess(error, bound), (r, c)) for r, (row, bound) in rows for c, error in enumerate(row))
     return max(cells, key=lambda cell: cell[0], default=(-1.0, (0, 0)))

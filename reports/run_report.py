@@ -1,4 +1,4 @@
-"""The document of a run: why it has its verdict, what to do, every suite, and what the verdict covers."""
+"""The document of a run: the reasons for its verdict, what to do, every suite, and what the verdict covers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 from assay.harness.judge.report import PassKernels, Report, SuiteResult
 from assay.harness.progress import duration
-from assay.harness.sides import differing
-from assay.harness.text import clip, counted, listed, one_line
+from assay.harness.text import clip, counted, in_units, listed, one_line
 from assay.harness.verdict import cause_of
 from assay.reports import summary
 from assay.reports.bench_report import calls_table, latency_section
@@ -40,26 +39,25 @@ from assay.reports.wording.envelope import envelope_lines
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, said_finding, say
 from assay.reports.wording.servers import counted_calls, traced_kernels
-from assay.reports.wording.verdict import headline
+from assay.reports.wording.verdict import headline, sides_of
 
-_LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
+_LOG, _LOG_LINE = 12, 300  # lines of a server's log outside the page, and their length
 _MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
 _LABELS = {
     "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
     "baseline": "Baseline", "latency": "Latency",
 }  # fmt: skip
-_SUITES = 12  # that a terminal and Markdown show
+_SUITES = 12  # suites that a terminal and Markdown show
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")
 
 
 def run_document(report: Report, page: str | Path = "") -> Document:
-    """All that a report says, for every medium; with the path of its page, if there is one to name."""
-    code = one_line(report.candidate.backend, 60), one_line(report.reference.backend, 60)
-    compared = (Cell(report.candidate.backend, code=True), " against ", Cell(report.reference.backend, code=True))
+    """Build the document of a report, for every medium, with the path of its page, if it has one."""
+    compared = " against ".join(sides_of(report))
     body = _body(report)
     return Document(
         command="run",
-        title=f"{code[0]} against {code[1]}",
+        title=compared,
         verdict=report.verdict,
         headline=headline(report),
         first=_first(report),
@@ -68,7 +66,7 @@ def run_document(report: Report, page: str | Path = "") -> Document:
         meaning=summary.MEANINGS[report.verdict],
         created=report.created,
         crumbs=[
-            compared,
+            one_line(compared, 200),
             report.candidate.engine,
             f"{report.environment.device}, model {report.environment.model}",
             f"run {report.run_id}, {report.seconds:.0f} s",
@@ -84,13 +82,12 @@ def run_document(report: Report, page: str | Path = "") -> Document:
 
 
 def _first(report: Report) -> str:
-    """Return the first line of a terminal: what was compared with what, on what; empty for a failure, which the headline names."""
+    """Return the first line of a terminal: the comparison and the model, or an empty string for a failure (see the headline)."""
     if report.failure:
         return ""
-    candidate = differing(report.treatment) or report.candidate.backend
     model = report.environment.model.rstrip("/")
     parts = [
-        f"{candidate} against {report.reference.backend}",
+        " against ".join(sides_of(report)),
         *([f"without {listed(report.left_out)}"] if report.left_out else []),
         report.candidate.engine,
         model.rpartition("/")[2],
@@ -100,7 +97,7 @@ def _first(report: Report) -> str:
 
 
 def _screen(report: Report) -> list[Row]:
-    """Return the few rows that decided a run, and how to go on."""
+    """Return the few rows that decided a run, and the next commands."""
     if report.failure:
         return _failed_screen(report)
     unmet = [said_check(check) for check in summary.unmet(report) if check.status in ("failed", "missing")]
@@ -123,7 +120,21 @@ def _screen(report: Report) -> list[Row]:
     hidden = [f"{_LABELS.get(suite.id, suite.id)} ({suite.verdict})" for suite in others]
     hidden += [f"{counted(len(unmet), 'check')} could not be met"] if unmet else []
     more = [Row("Not shown", ", ".join(hidden), "assay report --all")] if hidden else []
-    return [*_cause(report), *map(_suite_row, shown), *more, *steps]
+    place = [Row("Place", one_line(_place(report), 240))] if report.parting and report.parting.place else []
+    cause = _cause(report)
+    if place and report.findings and not report.causes:  # says where answers were lost, which is not why
+        cause = []
+    return [*cause, *place, *map(_suite_row, shown), *more, *steps]
+
+
+def _place(report: Report) -> str:
+    """Say where the two servers first part on a sequence that both were traced on; an empty string where they were not."""
+    row = report.parting
+    if row is None:
+        return ""
+    if row.place == "behind attention" and report.verdict != "regression":
+        return f"in all {counted(row.layers, 'layer')} q, K, V and the output of attention agree within rounding"
+    return say(row.inside).removeprefix("inside the model: ")
 
 
 def _cause(report: Report) -> list[Row]:
@@ -139,17 +150,19 @@ def _cause(report: Report) -> list[Row]:
 
 
 def _suite_row(suite: SuiteResult) -> Row:
-    """Return the row of a suite: what it measured, and what its policy allows."""
+    """Return the row of a suite: its measurement, and its policy's limit."""
     metric = summary.shown_metric(suite)
     if metric is None:
         return Row(_LABELS.get(suite.id, suite.id), one_line(say(*suite.why), 160))
     said = measured_of(metric)
-    unit = next((unit for unit in ("points", "%", "nats") if said.text.endswith(unit)), "")
+    unit = next((unit for unit in ("point", "%", "nat") if said.text.rstrip("s").endswith(unit)), "")
     text = f"{said.title}: {said.text}"
     if suite.id == "accuracy" and len(suite.tallies) == 2 and metric.id == "loss-of-accuracy":
         before, after = (summary.accuracy_of(suite, role) for role in ("reference", "candidate"))
         text = f"accuracy {before} → {after}; {summary.differences(suite)} of {suite.tallies[0].total:,}"
-    allowed = "" if metric.bound is None else f"allowed {summary.number(metric.bound)} {unit}".rstrip()
+    bound = summary.number(metric.bound)
+    bound = in_units(bound, unit) if unit in ("point", "nat") else f"{bound} {unit}".rstrip()
+    allowed = "" if metric.bound is None else f"allowed {bound}"
     return Row(_LABELS.get(suite.id, suite.id), one_line(text, 120), allowed)
 
 
@@ -165,7 +178,7 @@ def _covers(report: Report) -> str:
 
 
 def _next(report: Report) -> list[Row]:
-    """Return how to go on after a run that did not pass: the cause without a server, its explanation, or what would decide."""
+    """Return the next steps after a run that did not pass: reproduce the cause without a server, explain it, or decide the run."""
     cause = summary.main_finding(report)
     if report.verdict == "regression" and cause is not None:
         steps = [(Cell(cause.reproduce, code=True), "no server" if cause.does else "")]
@@ -184,9 +197,8 @@ def _failed_screen(report: Report) -> list[Row]:
     shown = [line.strip() for line in report.failure.details.splitlines() if line.strip()]
     how = [] if not shown or shown[0].startswith("Its log") else [Row("Ended", one_line(shown[0], 160))]
     log = shown[len(how) :][-_MOST_MISSING:]
-    compared = f"{report.candidate.backend} against {report.reference.backend}"
     return [
-        Row("Run", f"{compared} on the {report.environment.model} model"),
+        Row("Run", f"{' against '.join(sides_of(report))} on the {report.environment.model} model"),
         *how,
         *(Row("Log" * (not n), one_line(line, 160)) for n, line in enumerate(log)),
         Row("Next", one_line(report.failure.do, 700)),
@@ -211,6 +223,7 @@ def _body(report: Report) -> list[Block]:
             for number, suite in enumerate(report.suites, 1)
         ),
         *([layer_diff_section(report.layers)] if report.layers else []),
+        Section("Where the servers part", _parting(report), "parting", short="Place"),
         *([latency_section(report.latency)] if report.latency else []),
         Section("What this verdict covers", _envelope(report), "envelope", short="Covers"),
         *([] if undecided else [_checks(report)]),
@@ -219,8 +232,15 @@ def _body(report: Report) -> list[Block]:
     ]
 
 
+def _parting(report: Report) -> list[Block]:
+    if report.parting is None:
+        return []
+    said = f"Both servers computed {report.parting.probe}, layer by layer: {_place(report)}."
+    return [Line(said)]
+
+
 def _failure(report: Report) -> list[Block]:
-    """Return what shows a failure: how the server ended, and its log; none where nothing does."""
+    """Return the evidence of a failure: how the server ended, and its log, if any."""
     if report.failure is None or not report.failure.details:
         return []
     first, _, rest = report.failure.details.partition("\n")
@@ -233,12 +253,12 @@ def _failure(report: Report) -> list[Block]:
 
 def _steps(report: Report) -> Section:
     steps = [Code(command, text) for text, command in summary.next_steps(report)]
-    title = "To go on" if report.failure else "What to do"
+    title = "To continue" if report.failure else "What to do"
     return Section(title, [Section("", steps, style="steps")] if steps else [], "next")
 
 
 def _rows(suites: Sequence[SuiteResult]) -> list[tuple[Words, ...]]:
-    """A row for each suite, which leads to its section."""
+    """Make a row for each suite, with a link to its section."""
     rows: list[tuple[Words, ...]] = []
     for number, suite in enumerate(suites, 1):
         measured, bound, policy = summary.deciding(suite)
@@ -258,14 +278,14 @@ def _envelope(report: Report) -> list[Block]:
         (row.phase, row.title, row.label, f"{row.calls:,}{needed[row.wanted and not row.calls]}")
         for row in report.envelope.rows
     ]
-    note = "Those of the layer that has the fewest."
+    note = "Counts are from the layer with the fewest."
     table = Table(("Phase", "Condition", "Bucket", "Compared calls"), rows, "", note, numbers=(3,), style="envelope")
     fold = Section("Compared calls by condition", [table], detail=True, folded=True)
     return [*map(Line, covered), Line(uncovered, "quiet after"), fold]
 
 
 def _checks(report: Report, undecided: bool = False) -> Section:
-    """Show the checks that are not met; of an undecided run, these are what is missing."""
+    """Show the unmet checks; in an undecided run, these are what is missing."""
     unmet = summary.unmet(report)
     return Section(
         "What is missing" if undecided else "Checks",
@@ -277,7 +297,7 @@ def _checks(report: Report, undecided: bool = False) -> Section:
 
 
 def _calls(report: Report) -> Section:
-    """The attention calls of both servers, and the kernels that were traced: in sentences, and below them as tables."""
+    """Show the attention calls of both servers and the traced kernels: in sentences, and below them as tables."""
     facts: list[tuple[Words, ...]] = []
     tables: list[Block] = []
     for role, server in (("reference", report.reference), ("candidate", report.candidate)):
@@ -316,7 +336,7 @@ def _environment(report: Report) -> Section:
     ]
     title = "Server arguments that differ besides the treatment"
     differ = Table(("Argument", "Reference", "Candidate", "Why"), rows, title)
-    none = Line("The servers' arguments differ in nothing but the treatment.", "quiet")
+    none = Line("The servers' arguments differ only in the treatment.", "quiet")
     names = ("device", "hardware", "python", "git", "model", "model_hash")
     facts = [(name.replace("_", " ").capitalize(), getattr(environment, name) or summary.NOTHING) for name in names]
     launched = [
@@ -330,7 +350,7 @@ def _environment(report: Report) -> Section:
 
 
 def _cases(report: Report, body: Sequence[Block]) -> list[Suite]:
-    """A suite with the verdict and the checks, and one per suite of the run."""
+    """Make a suite with the verdict and the checks, and one per suite of the run."""
     prefix = f"assay.{_name(report.candidate.backend)}"
     said = [f"What to do: {report.failure.do}", ""] if report.failure else []
     said += [*plain_text(body).split("\n"), f"Repeat this run: {report.reproduce}"]
@@ -373,5 +393,5 @@ def _suite_case(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
 
 
 def _name(text: str) -> str:
-    """`text` as one part of a class name: CI systems split them at dots, so a URL or a `module:function` must not add any."""
+    """Make `text` one part of a class name: CI systems split names at dots, so a URL or a `module:function` must not add any."""
     return re.sub(r"[^\w-]+", "_", one_line(text, 100)) or "_"

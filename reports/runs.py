@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from assay.harness.judge.history import RunLine, RunList
 from assay.harness.judge.report import OwnError
-from assay.harness.sides import differing
 from assay.harness.text import counted, one_line, times
 from assay.reports.document import Block, Cell, Document, Items, Line, Section, Table, Words
 from assay.reports.summary import NOTHING, when
+from assay.reports.wording.sides import sides_said
 
 _COLUMNS = ("Begun", "Verdict", "What was compared", "Error", "Cause", "Folder")
 # Rows that a terminal shows.
@@ -45,15 +45,14 @@ def _row(run: RunLine) -> tuple[Words, ...]:
 
 
 def _treatment(run: RunLine) -> str:
-    """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
-    words = differing({name: pair for name, pair in run.treatment.items() if name != "backend"})
-    against = f" against {run.reference}" if run.reference else ""
+    """Describe the comparison: "sage_attn against torch_native, tiny on cpu"."""
     where = f"{run.model or NOTHING} on {run.device}" if run.device else run.model or NOTHING
-    return one_line(f"{run.candidate}{against}{f' ({words})' if words else ''}, {where}", 120)
+    candidate, reference = sides_said(run.treatment, run.reference, run.candidate)
+    return one_line(f"{candidate}{f' against {reference}' if reference else ''}, {where}", 120)
 
 
 def _worst_text(worst: OwnError) -> str:
-    """The worst own error as a multiple of its bound: "140 ×", "2,400,000 ×"; "not finite"; a dash where none was observed."""
+    """Format the worst own error as a multiple of its bound: "140 ×", "2,400,000 ×", "not finite", or a dash if unobserved."""
     if not isinstance(worst, float):
         return worst or NOTHING
     return times(worst)

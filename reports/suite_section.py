@@ -1,4 +1,4 @@
-"""The section of a suite on a run's page: its metrics, answers by condition, and the questions and texts that differ."""
+"""The section of a suite on a run's page: its metrics, answers by condition, and differing questions and texts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from assay.reports.wording.say import measured_of, say
 from assay.reports.wording.verdict import suite_title
 
 _FLIPS_SHOWN = 256
-"""Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
+"""Most flips to embed for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
 _DIVERGENCES = 60
 
 
 def suite_section(number: int, suite: SuiteResult, detail: bool) -> Section:
-    """Build the section of a suite: why it has its verdict, and folded below that its numbers and answers, for a page.
+    """Build the section of a suite: the reasons for its verdict, and folded below, its numbers and answers, for a page.
 
     Args:
-        number: of the suite, for its anchor.
+        number: the suite's number, for its anchor.
         detail: whether only a page shows the section.
     """
     badge: list[str | Cell] = [" ", Cell("synthetic questions", "badge")] if suite.synthetic else []
@@ -67,7 +67,7 @@ def _answers(suite: SuiteResult) -> list[Block]:
 
 
 def _conditions(suite: SuiteResult) -> list[Block]:
-    """A table for each condition that questions differ in; what they share, in a line."""
+    """Tabulate answers by each condition that differs between questions; say in a line which conditions all share."""
     alike: list[str] = []
     tables: list[Block] = []
     for _, group in groupby(suite.conditions, key=lambda row: row.by):
@@ -92,7 +92,7 @@ def _condition(row: ConditionRow) -> tuple[Words, ...]:
 
 
 def _shown(flips: Sequence[Flip]) -> list[Flip]:
-    """At most `_FLIPS_SHOWN` in their given order, taken in turn from each direction and group so that all are represented."""
+    """Return at most `_FLIPS_SHOWN`, taken in turn from each direction and group so that all are represented."""
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index, flip in enumerate(flips):
         kinds[flip.direction, flip.group].append(index)
@@ -144,7 +144,7 @@ def _cached(tokens: int | None) -> str:
 
 
 def _split_divergence(divergence: DivergenceRow) -> tuple[str, str, str]:
-    """Both texts, split at the first word that differs: what they share, and the rest of the reference's and the candidate's.
+    """Split both texts at the first word that differs: the shared part, and the rest of the reference's and the candidate's.
 
     A `DivergenceRow` has the index of the first differing token but not the tokens' texts, so the split is found by
     characters, and moved back to the start of its word.

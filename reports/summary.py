@@ -1,4 +1,4 @@
-"""Wording that all renderers share: the words of a verdict, and a suite in one line."""
+"""Wording that all renderers share: a verdict as text, and a suite in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from assay.harness.judge.report import (
     SuiteResult,
     excess,
 )
-from assay.harness.text import one_line, percent, some, times
+from assay.harness.text import counted, one_line, percent, some, times
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 from assay.reports.wording import verdict
 from assay.reports.wording.latency import TIMES, ratio_text
@@ -30,7 +30,7 @@ NOTHING = "–"
 MEANINGS: dict[Verdict, str] = {
     "pass": "", "regression": "", "inconclusive": "This is not a pass.", "error": "This says nothing about accuracy.",
 }  # fmt: skip
-"""What a headline does not say about such a verdict."""
+"""What a headline leaves unsaid about such a verdict."""
 _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 
@@ -41,7 +41,7 @@ def suite_title(suite: SuiteResult) -> str:
 
 
 def deciding(suite: SuiteResult) -> tuple[str, str, str]:
-    """The suite's deciding metric with its interval, its bound, and the line of policy that sets it; or why there is none."""
+    """Return the suite's deciding metric with its interval, its bound, and the line of policy that sets it, or why it has none."""
     metric = shown_metric(suite)
     if metric is None:
         return one_line(say(*suite.why), 80), NOTHING, ""
@@ -51,13 +51,13 @@ def deciding(suite: SuiteResult) -> tuple[str, str, str]:
 
 
 def shown_metric(suite: SuiteResult) -> Metric | None:
-    """The metric that decided; where a finding did, the first with a bound, else the first; None if the suite has none."""
+    """Return the deciding metric; if a finding decided, the first with a bound, or else the first; or None without metrics."""
     bounded = (metric for metric in suite.metrics if metric.bound is not None)
     return suite.deciding_metric or next(bounded, None) or next(iter(suite.metrics), None)
 
 
 def when(created: str) -> str:
-    """A time to the minute, as in "2026-11-22 20:43 UTC"; as it is, in one line, if it is no ISO 8601."""
+    """Format a time to the minute, as in "2026-11-22 20:43 UTC"; other text than ISO 8601 only becomes one line."""
     try:
         moment = datetime.fromisoformat(created)
     except ValueError:
@@ -66,31 +66,31 @@ def when(created: str) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """`part` / `whole` with three decimals, or a dash if `whole` is zero: a share of nothing is not zero."""
+    """Format `part` / `whole` with three decimals, or a dash if `whole` is zero: a share of nothing is not zero."""
     return f"{part / whole:.3f}" if whole else NOTHING
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, integers from a thousand up, or a dash for None."""
+    """Format three significant digits, integers from a thousand up, or a dash for None."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if 1_000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def interval(metric: Metric) -> str:
-    """For example "-0.894 to -0.807"; a dash where the metric has no interval."""
+    """Format an interval, such as "-0.894 to -0.807", or a dash if the metric has none."""
     if metric.low is None and metric.high is None:
         return NOTHING
     return f"{number(metric.low)} to {number(metric.high)}"
 
 
 def bound(metric: Metric) -> str:
-    """For example "≤ 0.05"; a dash where the metric has no bound."""
+    """Format a bound, such as "≤ 0.05", or a dash if the metric has none."""
     return NOTHING if metric.bound is None else f"≤ {number(metric.bound)}"
 
 
 def bound_and_policy(metric: Metric) -> str:
-    """For example "≤ 0.05, set by margin = 0.05 (default)"."""
+    """Format a bound with its policy, such as "≤ 0.05, set by margin = 0.05 (default)"."""
     return bound(metric) + (f", set by {one_line(metric.policy, 120)}" if metric.policy else "")
 
 
@@ -99,7 +99,7 @@ _WorstCell = tuple[str, str, str, OwnError, float | None]
 
 
 def worst_cells(layers: LayersResult, most: int) -> list[_WorstCell]:
-    """The `most` cells by layer and head that are furthest beyond their bounds, or closest to them."""
+    """Return the `most` cells by layer and head that are furthest beyond their bounds, or closest to them."""
     return heapq.nlargest(most, _cells(layers), key=lambda cell: excess(*cell[3:]))
 
 
@@ -110,14 +110,14 @@ def _cells(layers: LayersResult) -> Iterator[_WorstCell]:
 
 
 def error_percent(error: OwnError) -> str:
-    """A relative L1 in percent, as findings state it; "not finite" or "not observed"."""
+    """Format a relative L1 in percent, as findings state it; "not finite" or "not observed"."""
     if error is None:
         return "not observed"
     return NOT_FINITE if error == NOT_FINITE else percent(float(error))
 
 
 def _multiple(error: OwnError, bound: float | None) -> str:
-    """For example "26x its bound 4.7 %"."""
+    """Format a multiple of a bound, such as "26x its bound 4.7 %"."""
     if bound is None:
         return "no bound applies"
     if error is None or error == NOT_FINITE:
@@ -126,9 +126,9 @@ def _multiple(error: OwnError, bound: float | None) -> str:
 
 
 def next_steps(report: Report) -> list[tuple[str, str]]:
-    """List what to do after a run with the command that does it, most important first: reproduce the cause, repeat the run."""
+    """List the next steps after a run with their commands, most important first: reproduce the cause, repeat the run."""
     again = [("Repeat this run", report.reproduce)] if report.reproduce else []
-    if report.verdict == "pass" or report.failure is not None:  # the remedy of a failure is below its headline
+    if report.verdict == "pass" or report.failure is not None:  # a failure's remedy is below its headline
         return again
     if report.verdict != "regression":
         return again
@@ -138,13 +138,13 @@ def next_steps(report: Report) -> list[tuple[str, str]]:
 
 
 def main_finding(report: Report) -> Finding | None:
-    """The finding that a report shows first: the first serious one, else the first; None if there is none."""
+    """Return the finding that a report shows first: the first serious one, or else the first, or None without findings."""
     serious = (finding for finding in report.findings if finding.severity == "serious")
     return next(serious, None) or next(iter(report.findings), None)
 
 
 def layer_diff_lines(layers: LayersResult) -> list[str]:
-    """The layer diff in a few sentences: the worst cell, the logits, what was not observed, what failed."""
+    """Summarise the layer diff in a few sentences: the worst cell, the logits, calls not observed, and failures."""
     lines = [_truth_line(layers)] if layers.against_truth else []
     what = "Worst difference from the reference" if layers.against_truth else "Worst error"
     for layer, head, where, error, bound in worst_cells(layers, 1):
@@ -162,19 +162,19 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
 
 
 def _truth_line(layers: LayersResult) -> str:
-    """The layer and phase that are nearest to their bounds, or farthest beyond them, and the largest gain."""
+    """Describe the layer and phase nearest to their bounds, or farthest beyond them, and the largest gain."""
     worst = max(layers.against_truth, key=lambda row: excess(row.own, row.bound))
     gain = max(layers.against_truth, key=lambda row: excess(row.gain, row.gain_bound))
     cells = sum(row.cells for row in layers.against_truth)
     return (
-        f"Against the truth, in {cells:,} cells: worst error in layer {worst.layer}, {worst.phase}: "
+        f"Against the truth, in {counted(cells, 'cell')}: worst error in layer {worst.layer}, {worst.phase}: "
         f"{error_percent(worst.own)}, {_multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
         f"{gain.phase}: {error_percent(gain.gain)}, {_multiple(gain.gain, gain.gain_bound)}."
     )
 
 
 def compared_tokens(rows: Sequence[LogitsRow]) -> tuple[str, ...]:
-    """Return which part of each distribution is compared: one sentence, or one per condition if they differ."""
+    """Say which part of each distribution is compared: one sentence, or one per condition if they differ."""
     said = {row.condition: _mass(row) for row in rows}
     if len(set(said.values())) == 1:
         return (said.popitem()[1],)
@@ -187,7 +187,7 @@ def _mass(row: LogitsRow) -> str:
 
 
 def latency_lines(latency: LatencyResult) -> list[str]:
-    """Latency in a few sentences: the worst ratio and its floor, how many ratios are within the bound, answer lengths."""
+    """Summarise latency in a few sentences: the worst ratio and its floor, how many ratios are within the bound, answer lengths."""
     lines = [say(latency.note)] if latency.note else []
     if (worst := worst_ratio(latency)) is not None:
         lines.append(
@@ -217,7 +217,7 @@ def _sources(layers: LayersResult) -> str:
     judged = sum(row.bound is not None for row in layers.depth)
     if not judged:
         return "No bound applies to any layer."
-    return f"None of {judged} layers is out of bounds."
+    return f"None of {counted(judged, 'layer')} is out of bounds."
 
 
 def unmet(report: Report) -> list[Check]:
@@ -226,12 +226,12 @@ def unmet(report: Report) -> list[Check]:
 
 
 def accuracy_of(suite: SuiteResult, role: str) -> str:
-    """The share of right answers of a role; a dash where there are no answers."""
+    """Format a role's share of right answers, or a dash without answers."""
     return next((share(tally.right, tally.total) for tally in suite.tallies if tally.role == role), NOTHING)
 
 
 def differences(suite: SuiteResult) -> str:
-    """Count the texts or answers that differ, by kind; a dash where neither was compared."""
+    """Count the differing texts or answers, by kind, or return a dash if neither was compared."""
     if suite.divergences:
         kinds = [divergence.kind for divergence in suite.divergences]
         counted = [f"{kinds.count(kind)} {kind}" for kind in ("apart", "close", "tie") if kind in kinds]

@@ -1,7 +1,7 @@
 """The chart of an interval, and the little SVG that drawings need: a scale, its round numbers, and elements.
 
-Colours are presentation attributes taken from `PALETTE`. The page maps each of them to its own variable by an attribute
-selector, so a chart follows the page's light or dark theme, and keeps the light colours where it is cut out and pasted.
+Colours are presentation attributes taken from `PALETTE`. The page maps each of them to its own variable by an attribute selector,
+so a chart follows the page's light or dark theme, and keeps the light colours when it is copied out of the page.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Scale:
 
 
 def _ticks(low: float, high: float, most: int) -> list[float]:
-    """At most so many multiples of 1, 2 or 5 times a power of ten between two numbers."""
+    """Return at most this many multiples of 1, 2 or 5 times a power of ten between two numbers."""
     power = 10.0 ** math.floor(math.log10((high - low) / most))
     step = next(power * factor for factor in (1, 2, 5, 10) if high - low <= power * factor * most)
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
@@ -75,24 +75,24 @@ def element(tag: str, title: str = "", **attributes: str | float) -> str:
 
 
 def text(content: str, x: float, y: float, anchor: str = "start", size: int = TICK_SIZE, colour: str = MUTED) -> str:
-    """Text whose vertical middle is at `y`."""
-    # A third of the font size below the middle is the baseline; dominant-baseline is not the same in all renderers.
+    """Return text whose vertical middle is at `y`."""
+    # The baseline is a third of the font size below the middle; dominant-baseline differs between renderers.
     at = f'x="{number(x)}" y="{number(y + 0.35 * size)}" font-size="{size}" fill="{colour}"'
     return f'<text {at} text-anchor="{anchor}">{escape(content)}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1, **more: str | float) -> str:
-    """A straight line; `more` are attributes of its stroke, as in `element`."""
+    """Return a straight line; `more` are attributes of its stroke, as in `element`."""
     return element("line", "", x1=x1, y1=y1, x2=x2, y2=y2, stroke=colour, stroke_width=width, **more)
 
 
 def rect(x1: float, x2: float, y1: float, y2: float, colour: str, title: str = "", opacity: float = 1) -> str:
-    """A filled rectangle between two corners, the left one first."""
+    """Return a filled rectangle between two corners, the left one first."""
     return element("rect", title, x=x1, y=y1, width=x2 - x1, height=y2 - y1, fill=colour, fill_opacity=opacity)
 
 
 def axis_below(x: Scale, y: float, most: int, title: str = "") -> list[str]:
-    """A horizontal axis below a plot that ends at `y`, with at most so many labels."""
+    """Return a horizontal axis below a plot that ends at `y`, with at most this many labels."""
     parts = [line(x.start, y, x.stop, y, RULE)]
     for value in _ticks(x.low, x.high, most):
         label = f"{value:.3g}" if abs(value) < 1_000 else f"{value:.0f}"
@@ -101,14 +101,14 @@ def axis_below(x: Scale, y: float, most: int, title: str = "") -> list[str]:
 
 
 def number(value: float) -> str:
-    """A coordinate, without digits that nobody sees."""
+    """Format a coordinate, without invisible digits."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
 
 
 def interval_chart(
     says: str, value: float | None, low: float | None, high: float | None, bound: float | None = None
 ) -> str:
-    """Draw a value and its interval on one axis, with its bound; see `intervals_chart`. Without an interval, it is empty."""
+    """Draw a value and its interval on one axis, with its bound; see `intervals_chart`. Return nothing without an interval."""
     return (
         "" if value is None or low is None or high is None else intervals_chart(says, {"": (value, low, high)}, bound)
     )
@@ -117,10 +117,10 @@ def interval_chart(
 def intervals_chart(
     says: str, rows: Mapping[str, tuple[float, float, float]], bound: float | None = None, title: str = ""
 ) -> str:
-    """Draw values and their intervals below their names on one axis, with their bound, beyond which it is tinted.
+    """Draw values and their intervals below their names on one axis, with their bound; the area beyond it is tinted.
 
     Returns:
-        An ``<svg>`` element with the alternative text `says`; an empty string where a number is not finite, or there is none.
+        An ``<svg>`` element with the alternative text `says`, or an empty string without rows or if a number is not finite.
     """
     known = [*chain.from_iterable(rows.values()), *([] if bound is None else [bound])]
     if not rows or not all(map(math.isfinite, known)):

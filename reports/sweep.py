@@ -6,20 +6,22 @@ from pathlib import Path
 
 from assay.harness.drivers.sweep.spec import LOG, SweepResult, SweptCell
 from assay.harness.progress import duration
-from assay.harness.text import counted, one_line
+from assay.harness.text import counted, listed, one_line
 from assay.harness.verdict import WORST_FIRST
-from assay.reports.document import Block, CaseResult, Cell, Document, Line, Section, Suite, Table, Words
+from assay.reports.document import MORE, Block, CaseResult, Cell, Document, Line, Row, Section, Suite, Table, Words
 from assay.reports.summary import NOTHING
 from assay.reports.wording.verdict import NOT_RUN, sweep_headline
 from assay.reports.wording.written import worded_json
 
-# Rows that a terminal shows of a table.
+# Rows of a table that a terminal shows.
 _MOST = 40
+# Cells on the first screen.
+_FIRST = 12
 
 
 def sweep_document(result: SweepResult, page: Path) -> Document:
-    """Every cell, the worst first."""
-    body: list[Block] = [Line("Not all cells were run: it was interrupted.", "strong")] if result.interrupted else []
+    """Build the document of every cell, the worst first."""
+    body: list[Block] = [Line("Some cells did not run: it was interrupted.", "strong")] if result.interrupted else []
     body.append(Section("Cells", [_cells(result)], "cells"))
     if mixed := _environments(result):
         told = Line("Cells ran in different environments: compare them with care.", "strong")
@@ -29,6 +31,7 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         title=one_line(Path(result.folder).name, 60),
         verdict=result.verdict,
         headline=sweep_headline(result),
+        screen=_screen(result),
         meaning=f"The verdict is that of the worst cell. {counted(len(result.cells), 'cell')} in {duration(result.seconds)}.",
         created=result.created,
         crumbs=[f"in {one_line(result.folder, 120)}"],
@@ -41,10 +44,31 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
     )
 
 
-def _cells(result: SweepResult) -> Table:
+def _worst_first(result: SweepResult) -> list[SweptCell]:
     order = [*WORST_FIRST, None]
+    return sorted(result.cells, key=lambda cell: order.index(cell.verdict))
+
+
+def _screen(result: SweepResult) -> list[Row]:
+    """Return a row for each of the worst cells: its verdict, its place on the axes that vary, and why."""
+    varied = [name for name in result.axes if len({cell.axes[name] for cell in result.cells}) > 1] or list(result.axes)
+    rows, cells = list[Row](), _worst_first(result)
+    for before, cell in zip([None, *cells], cells[:_FIRST], strict=False):
+        same = before is not None and before.verdict == cell.verdict
+        place = listed([f"{name} {one_line(cell.axes[name], 60)}" for name in varied])
+        why = one_line(cell.problem or cell.headline, 120)
+        rows.append(Row("" if same else cell.verdict or NOT_RUN, f"{place}: {why}" if why else place))
+    rows += [Row("", f"and {counted(len(cells) - _FIRST, 'more cell')}")] if len(cells) > _FIRST else []
+    rows += [Row("Interrupted", "not all cells were run")] if result.interrupted else []
+    rows += (
+        [Row("Environments", "cells ran in different ones: compare them with care")] if _environments(result) else []
+    )
+    return [*rows, MORE]
+
+
+def _cells(result: SweepResult) -> Table:
     rows: list[tuple[Words, ...]] = []
-    for cell in sorted(result.cells, key=lambda cell: order.index(cell.verdict)):
+    for cell in _worst_first(result):
         verdict = Cell(cell.verdict, cell.verdict) if cell.verdict else NOT_RUN
         log = Cell(cell.key, code=True, link=f"cells/{cell.key}/{LOG}") if cell.verdict else cell.key
         axes = [one_line(cell.axes[name], 60) for name in result.axes]
@@ -54,7 +78,7 @@ def _cells(result: SweepResult) -> Table:
 
 
 def _environments(result: SweepResult) -> Table | None:
-    """The environments in which the cells ran, if they ran in more than one; None otherwise."""
+    """Tabulate the environments in which the cells ran, or return None if there was only one."""
     by_versions: dict[tuple[tuple[str, str], ...], list[SweptCell]] = {}
     for cell in result.cells:
         if versions := tuple(sorted(cell.environment.items())):

@@ -1,4 +1,4 @@
-"""What every renderer for a terminal shares: literal lines, a finding, and rows as a table where one fits."""
+"""The common part of terminal renderers: literal lines, a finding, and rows as a table if it fits."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ PLAIN_WIDTH = 100
 _CELL_WIDTH = 60
 # Columns of the labels of a first screen, and most queries of its picture.
 _LABELS, _PICTURE_ROWS = 13, 5
-# Commands whose documents have no screen of their own, and most rows of a label in theirs.
+# Commands whose documents have no separate screen, and most rows of a label in theirs.
 _BRIEF, _OF_A_LABEL = ("compare", "ingest", "invariance", "bench"), 3
 _MARKS = {"pass": "✓ ", "regression": "✕ ", "inconclusive": "? ", "error": "! "}
 
 
 def say(console: Console, text: str | Text) -> None:
-    """Print text as it is, without markup or highlighting. On a terminal, a line that is too long is continued below its beginning:
-    the terminal itself would break it within a word or a number. Elsewhere a line stays one line, and so does a command, which
-    begins with "$ ".
+    """Print text unchanged, without markup or highlighting. On a terminal, a line that is too long continues below its beginning,
+    because the terminal itself would break it within a word or a number. Elsewhere a line stays one line, and so does a command,
+    which begins with "$ ".
     """
     _copy(console, _folded(console, text) if console.is_terminal else text)
 
 
 def _copy(console: Console, text: str | Text) -> None:
-    """Print code or commands, to be copied: never wrapped. What could move a terminal's cursor or hide is made visible."""
+    """Print code or commands to copy: never wrapped. Anything that could hide or move a terminal's cursor is made visible."""
     text = Text(text) if isinstance(text, str) else text
     if (shown := _encodable(console, visible(text.plain))) != text.plain:
         text.plain = shown
@@ -53,14 +53,14 @@ def _copy(console: Console, text: str | Text) -> None:
 
 
 def _encodable(console: Console, text: str) -> str:
-    """Text in characters that the stream can encode."""
+    """Return text in characters that the stream can encode."""
     if console.encoding.startswith("utf"):
         return text
     return text.translate(_PLAIN).encode(console.encoding, "replace").decode(console.encoding)
 
 
 def _folded(console: Console, text: str | Text) -> Text:
-    """Text whose lines fit the console, where their words do; what a line continues with is indented by two more columns."""
+    """Fold lines to fit the console, if their words do; continuations are indented by two more columns."""
     lines = (text if isinstance(text, Text) else Text(text)).split("\n", allow_blank=True)
     return Text("\n").join(part for line in lines for part in _parts(console, line))
 
@@ -84,7 +84,7 @@ def _parts(console: Console, line: Text, below: int = 0) -> list[Text]:
 
 
 def _finding_text(finding: Finding, width: int) -> Text:
-    """A finding with its operator, picture and evidence; a picture takes at most so many columns."""
+    """Render a finding with its operator, picture and evidence; a picture takes at most `width` columns."""
     lines = [Text(one_line(f"{finding.severity}: {finding.sentence}", 600))]
     lines += [Text(f"  observed: {one_line(finding.observed, 600)}")] if finding.observed else []
     if finding.picture:
@@ -95,19 +95,19 @@ def _finding_text(finding: Finding, width: int) -> Text:
 
 
 def plain_text(blocks: Sequence[doc.Block]) -> str:
-    """Return blocks as the text of an assertion or of a case of JUnit, whose lines are not wrapped."""
+    """Return blocks as the unwrapped text of an assertion or of a JUnit case."""
     out = io.StringIO()
     _blocks(blocks, Console(file=out, width=PLAIN_WIDTH, force_terminal=False))
     return out.getvalue().strip("\n")
 
 
 def explaining(finding: Finding) -> list[str]:
-    """The command that explains a finding; none if there is no such page."""
+    """Return the command that explains a finding, or nothing without such a page."""
     return [f"assay explain {one_line(finding.id, 100)}"] if finding.explained else []
 
 
 def render(document: doc.Document, console: Console, everything: bool = False) -> None:
-    """Print the answer, and below it the first screen; the whole body if there is none, or if everything is asked for."""
+    """Print the answer, and below it the first screen, or the whole body if there is no screen or everything is requested."""
     if document.answer:
         mark = _MARKS.get(document.verdict or "", "") if console.is_terminal else ""
         said = Text(f"{mark}{document.answer}")
@@ -123,7 +123,7 @@ def render(document: doc.Document, console: Console, everything: bool = False) -
 
 
 def rows(console: Console, given: Sequence[doc.Row]) -> None:
-    """Print rows of a first screen: labels, texts and limits each in a column, lines folded where a terminal is too narrow."""
+    """Print rows of a first screen: labels, texts and limits each in a column; lines fold if a terminal is too narrow."""
     ends = {
         kind: max([0, *(cell_len(doc.plain(row.text)) for row in given if row.limit and _is_command(row) == kind)])
         for kind in (True, False)
@@ -143,9 +143,9 @@ def rows(console: Console, given: Sequence[doc.Row]) -> None:
 
 
 def _brief(document: doc.Document) -> list[doc.Row]:
-    """Return the first screen of a document without its own: facts, findings, reasons, what is missing, and the next commands.
+    """Make the first screen of a document without its own: facts, findings, reasons, what is missing, and the next commands.
 
-    A document that decides nothing, or whose table is the answer, has none.
+    A document that decides nothing, or whose table is the answer, has no first screen.
     """
     made: list[doc.Row] = []
     for block in _not_details(document.body) if document.command in _BRIEF and document.verdict else ():
@@ -173,7 +173,7 @@ def _brief(document: doc.Document) -> list[doc.Row]:
     ):
         some = [row for row in made if row.label == label][:_OF_A_LABEL]
         shown += [replace(row, label=label * (not n)) for n, row in enumerate(some)]
-    return [*shown, doc.Row("More", "--all prints the rest, --html FILE writes the page")] if shown else []
+    return [*shown, doc.MORE] if shown else []
 
 
 def _not_details(blocks: Sequence[doc.Block]) -> Iterator[doc.Block]:
@@ -279,7 +279,7 @@ def _left(console: Console, of: int, most: int | None) -> None:
 
 
 def _in_columns(console: Console, table: doc.Table) -> Table:
-    """The first rows of a table. Only what names a row may wrap, and all cells of a table of sentences."""
+    """Show the first rows of a table. Only row names may wrap, and all cells of a table of sentences."""
     wraps = "side-by-side" in table.style
     most = 700 if wraps else _CELL_WIDTH
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

@@ -22,9 +22,9 @@ _KINDS = {PREFILL: "extend", DECODE: "decode"}
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    """The picture as an ``<svg>`` element; empty if there is nothing to show.
+    """Draw the picture as an ``<svg>`` element, or return an empty string if there is nothing to show.
 
-    Runs of equal cells are one rectangle, so its size follows the changes and not the events.
+    Runs of equal cells are one rectangle, so its size depends on the changes and not on the events.
     """
     lanes = [lane for track in timeline.tracks for lane in track.lanes.items()]
     columns = max((len(cells) for _, cells in lanes), default=0)
@@ -60,7 +60,7 @@ def _track(track: TimelineTrack, x: svg.Scale, y: float, per: float) -> list[str
 
 
 def _cells(name: str, cells: str, x: svg.Scale, top: float, per: float) -> list[str]:
-    """Draw a lane; a column stands for so many segments."""
+    """Draw a lane; a column stands for `per` segments."""
     colour = _COLOURS[_KINDS.get(name, "other")]
     parts, at = [], 0
     for cell, run in groupby(cells):

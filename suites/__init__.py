@@ -1,1 +1,1 @@
-"""Claims about a candidate, one per test: ``pytest suites --reference torch_native --candidate sage_attn``."""
+"""Claims about a candidate, one test per claim: ``pytest suites --reference torch_native --candidate sage_attn``."""

@@ -1,4 +1,4 @@
-"""A report's checks and suites as tests: a claim that is not proven fails, and states what would prove it."""
+"""Turns a report's checks and suites into tests: an unproven claim fails and states how to prove it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def needs(report: Report, *suites: str) -> None:
 
 
 def check(report: Report, *ids: str) -> None:
-    """Pass if the checks with these ids are ok; skip if one was not checked."""
+    """Pass if the checks with these ids are ok, or skip if one of them was not checked."""
     __tracebackhide__ = True
     checks = {each.id: each for each in report.checks}
     for id_ in ids:

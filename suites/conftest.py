@@ -1,4 +1,4 @@
-"""The flags and the exit code of ``pytest suites --reference … --candidate …``; the fixtures are those of the plugin."""
+"""The flags and the exit code of ``pytest suites --reference … --candidate …``. The plugin provides the fixtures."""
 
 from __future__ import annotations
 

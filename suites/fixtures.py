@@ -1,7 +1,7 @@
-"""The fixtures of a comparison: its two servers, and its report. See ``docs/library.md``.
+"""The fixtures of a comparison: its two servers and its report. See ``docs/library.md``.
 
-They serve the tests of this folder and those of anybody who has assay installed. A run through pytest is that of ``assay run``: the
-same checks, evidence and report. Nothing is imported or started until a test uses a fixture.
+The tests in this folder use them, and so can anybody who has assay installed. A run through pytest is the same as ``assay run``,
+with the same checks, evidence and report. Nothing is imported or started until a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 _Servers = Mapping["Role", "Server"]
 EXIT_CODE = pytest.StashKey[int]()
-"""What `assay run` would exit with: pytest alone cannot tell a regression (1) from no verdict (3)."""
+"""The exit code of `assay run`: pytest alone cannot distinguish a regression (1) from no verdict (3)."""
 _REPORT = pytest.StashKey["Report"]()
 
 
@@ -34,8 +34,8 @@ class Server:
     Attributes:
         engine: the server, as assay runs it.
         url: its address, without ``/v1``.
-        model: the name by which requests ask for its model.
-        headers: what each request must carry: the server answers none without its key.
+        model: the model's name in requests.
+        headers: headers for each request, with the key that the server requires.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -56,12 +56,12 @@ class Server:
         return OpenAI(api_key=self._key, base_url=f"{self.url}/v1", http_client=connections, max_retries=0)
 
     def generate(self, text: str, **options: Any) -> str:
-        """Return what follows a text, at temperature 0; `options` are those of ``client.completions.create``."""
+        """Return the continuation of a text, at temperature 0. For `options`, see ``client.completions.create``."""
         create = self.client.completions.create
         return str(self._answer(create, prompt=text, **options).text)
 
     def chat(self, messages: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Return the answer to a message, or to several, at temperature 0; `options` are those of ``chat.completions.create``."""
+        """Return the answer to one or more messages, at temperature 0. For `options`, see ``client.chat.completions.create``."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return self._answer(self.client.chat.completions.create, messages=given, **options).message.content or ""
 
@@ -95,7 +95,7 @@ def _assay_opened(request: pytest.FixtureRequest) -> OpenRun:
 
 @pytest.fixture(scope="session")
 def _assay_servers(_assay_opened: OpenRun, request: pytest.FixtureRequest) -> Iterator[_Servers]:
-    """Start both servers side by side, and yield them by role. If one does not start, a report is written and no test runs."""
+    """Start both servers side by side, and yield them by role. If one does not start, write a report and fail the tests."""
     from assay.harness.interruption import like_ctrl_c
 
     with like_ctrl_c(), _display() as display, _assay_opened.servers(display) as engines:
@@ -121,17 +121,17 @@ def candidate_server(_assay_servers: _Servers) -> Server:
 
 @pytest.fixture(scope="session")
 def assay_run(_assay_opened: OpenRun, _assay_servers: _Servers, request: pytest.FixtureRequest) -> Report:
-    """Compare both servers as ``assay run`` does, once, and return the `assay.Report`, which lies in the run's folder too."""
+    """Compare both servers once, like ``assay run``, and return the `assay.Report`, which is also in the run's folder."""
     try:
         with _display() as display:
             _assay_opened.collect(display, ready=[server.engine for server in _assay_servers.values()])
-    finally:  # what was answered before an interruption still makes a report
+    finally:  # answers from before an interruption still make a report
         made = _write_report(_assay_opened, request.config)
     return made
 
 
 def _made(config: pytest.Config, make: Callable[[], _Made]) -> _Made:
-    """Make something; a usage error fails the tests that need it, without a traceback of assay."""
+    """Make something. A usage error fails the tests that need it, without a traceback from assay."""
     from assay.harness.errors import UsageError
 
     try:

@@ -1,6 +1,6 @@
-"""The pytest plugin: a kernel's own tests on the op-level matrix, and the servers of a comparison. See ``docs/library.md``.
+"""The pytest plugin: kernel tests on the op-level matrix, and the servers of a comparison. See ``docs/library.md``.
 
-pytest loads it in every environment that has assay, so nothing heavy is imported until a test uses a fixture.
+pytest loads it in every environment with assay, so nothing heavy is imported until a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay-kernels", "assay: kernels on the op-level matrix, and servers")
     group.addoption(
         "--assay-size", choices=("small", "full"), default=None, dest="assay_matrix_size",
-        help="matrix for checks that name no size: small (the default), or full (longer sequences, more heads)",
+        help="matrix for checks that do not name a size: small (the default), or full (longer sequences, more heads)",
     )  # fmt: skip
     group.addoption(
         "--assay-device", default=None, dest="assay_matrix_device",
@@ -33,12 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for role in ("reference", "candidate"):
         group.addoption(
             f"--assay-{role}", default=None, dest=f"assay_{role}",
-            help=f"backend, kernel as module:function, or URL of {role}_server; by default that of assay.toml",
+            help=f"backend, kernel as module:function, or URL of {role}_server; by default from assay.toml",
         )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a place for results."""
+    """Make a list for results."""
     config.stash[_RESULTS] = []
 
 
@@ -62,20 +62,20 @@ class Assay:
     ) -> KernelResult:
         """Run a kernel on the op-level matrix and fail unless it is correct.
 
-        A kernel is correct if every call that it computes is within its bound, it does not write to its inputs, keeps no state,
-        gives the same output twice, and computes calls of every phase that it declares: with a cached prefix, in extend also
-        without.
+        A kernel is correct if every call that it computes is within its bound, if it does not write to its inputs or keep state,
+        if it gives the same output twice, and if it computes calls in every phase that it declares: with a cached prefix, and in
+        extend also without one.
 
         Args:
             kernel: A published name, ``module:function``, or the kernel itself.
-            noise: Noise family whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
+            noise: Allowed noise family, such as "int8_qk", or None for the one that the kernel declares.
             case: Run only cases whose name contains this.
-            read_out: Most seconds that reading a wrong kernel takes, for the message; 0 not to read it.
-            options: `phases`, `dtypes`, `head_dims`, `like`, `seed`, and `size` and `device`, which are otherwise those of
-                ``--assay-size`` and ``--assay-device``; see `assay.harness.checks.kernel_matrix.MatrixOptions`.
+            read_out: Most seconds to spend on reading out a wrong kernel for the message, or 0 to skip it.
+            options: `phases`, `dtypes`, `head_dims`, `like`, `seed`, and `size` and `device`, which default to ``--assay-size``
+                and ``--assay-device``; see `assay.harness.checks.kernel_matrix.MatrixOptions`.
 
         Returns:
-            What was computed, refused and found.
+            The result: computed and refused calls, and findings.
 
         Raises:
             AssertionError: The kernel is wrong, or there is not enough evidence that it is correct; the message is the diagnosis.
@@ -102,10 +102,10 @@ def assay(request: pytest.FixtureRequest) -> Assay:
 
 
 def _prepare(config: pytest.Config) -> None:
-    """Prepare, before a kernel is imported, where its module is looked for, and what executes it if there is no GPU.
+    """Prepare the module search path and, without a GPU, the interpreter, before a kernel is imported.
 
-    A kernel named ``module:function`` is looked for as the commands do, and last: in the root folder of the tests, and in the
-    folder in which pytest was called. The command ``pytest`` adds neither to Python's path by itself.
+    A kernel named ``module:function`` is found in the same way as by the commands, with the tests' root folder and the folder in
+    which pytest was called last in the search path. The command ``pytest`` itself adds neither to Python's path.
     """
     from assay.harness.attention.interpreter import interpret_without_gpu
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,13 +17,15 @@ from typing import Any
 import psutil
 import pytest
 
+from assay.harness.engines.model import TINY_MODEL
+
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parent.parent
 FORKED = ROOT / "tests" / "stand_ins" / "forked_processes"
 """Halves the CPU time of a server's start; the slow tests start servers as users do."""
 FEW = ["--questions", "48", "--margin", "0.1"]
-SEED_CASE = [*FEW, "--suites", "accuracy,layers", "--envelope-tokens", "128"]
+SEED_CASE = [*FEW, "--suites", "accuracy,layers", "--config", "shallow.toml"]
 """What shows it; a correct kernel goes through all suites in `test_collect_server.py`."""
 ANSWERS = ["--questions", "48", "--margin", "0.1", "--suites", "accuracy"]
 """For what is not about the other suites: each start and each call of an interpreted kernel costs seconds."""
@@ -40,6 +43,7 @@ def wrong_after_a_while(call: AttentionCall):
 
 
 def assay(folder: Path, *arguments: str, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
+    (folder / "shallow.toml").write_text("[policy]\nenvelope_tokens = 128\n")
     command = [sys.executable, "-m", "assay", "run", "--out", str(folder / "run"), *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, folder, *path)))}
     return subprocess.Popen(
@@ -313,5 +317,21 @@ def test_a_flag_of_the_candidate_alone_is_compared(flag: str, verdict: str, tmp_
         assert report["environment"]["derived_arguments"]
         assert not report["environment"]["argument_differences"]
         assert report["envelope"]["served_reached"]["extend"]["new-tokens"] == 64
+        assert (report["parting"]["place"], report["parting"]["layers"]) == ("behind attention", 4), "nothing parts inside"
     else:
         assert "does not resolve the command line of the candidate" in out
+
+
+@pytest.mark.slow
+def test_another_checkpoint_is_compared_and_the_layer_named_at_which_it_parts(tmp_path: Path) -> None:
+    """A copy of the model with another RoPE base: the loss is shown, and that q and K differ in layer 0, but not V."""
+    model = Path(shutil.copytree(TINY_MODEL, tmp_path / "turned"))
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] *= 4
+    (model / "config.json").write_text(json.dumps(config))
+    code, out = finish(assay(tmp_path, f"--candidate-model={model}"))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["verdict"], code) == ("regression", 1), out
+    parting = report["parting"]
+    assert (parting["layer"], parting["place"], parting["names"]) == (0, "input", ["q", "k"])
+    assert status(report, "same-servers") == "missing", "nobody asked for another RoPE base"

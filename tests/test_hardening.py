@@ -64,7 +64,9 @@ AT_ONCE = {"keyless", "dies-flushing", "child-ends"}
 @pytest.mark.parametrize("failure", [pytest.param(name, marks=[] if name in AT_ONCE else pytest.mark.slow) for name in FAILURES])
 def test_a_server_that_fails_ends_the_run_with_an_error_and_nothing_is_left(trial: Any, failure: str) -> None:
     role = "reference" if failure in ("dies-loading", "reset") else "candidate"
-    code, said = finish(trial.start("--request-timeout=4", "--startup-timeout=30", STAND_IN_FAILS=f"{role}:{failure}", **QUICK))
+    trial.place.mkdir(exist_ok=True)
+    (trial.place / "assay.toml").write_text("[run]\ngreedy_prompts = 16\nrequest_timeout = 4\n")
+    code, said = finish(trial.start("--startup-timeout=30", STAND_IN_FAILS=f"{role}:{failure}", **QUICK))
     assert code == 3, said
     made = report(trial)
     assert made["verdict"] == "error"

@@ -69,9 +69,10 @@ HARMLESS = {"prints", "mutates"}
 @pytest.mark.parametrize("kernel", sorted(ENDS | HARMLESS | {"is_nan"}))
 def test_a_hostile_kernel_is_no_pass(tmp_path: Path, kernel: str) -> None:
     (tmp_path / "hostile_kernels.py").write_text(KERNELS)
+    (tmp_path / "assay.toml").write_text("[run]\nrequest_timeout = 20\n")
     command = [
         sys.executable, "-m", "assay", "run", "--out", str(tmp_path / "run"), "--candidate", f"hostile_kernels:{kernel}",
-        "--questions", "48", "--suites", "accuracy", "--margin", "0.1", "--request-timeout", "20",
+        "--questions", "48", "--suites", "accuracy", "--margin", "0.1",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550, check=False)

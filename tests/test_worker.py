@@ -140,7 +140,7 @@ def test_nothing_that_a_job_starts_outlives_it() -> None:
 def test_a_job_that_starts_too_many_processes_is_ended_with_them(left_processes: Callable[[], list[psutil.Process]]) -> None:
     outcome = run(job("forks"))
     assert isinstance(outcome, Crashed)
-    assert outcome.how == "was ended, since it had started more than 256 processes at a time,"
+    assert outcome.how == "was ended because it had started more than 256 processes at a time,"
     assert left_processes() == []
 
 

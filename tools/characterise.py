@@ -1,20 +1,20 @@
-"""Freeze what assay decides, so that a restructuring can show that it changed nothing.
+"""Record assay's decisions, so that a restructuring can show that it changed none.
 
     python tools/characterise.py --out before.json              # on the tree before
     python tools/characterise.py --against before.json          # on the tree after: prints differences, and exits with 1 if any
     python tools/characterise.py --against before.json --renames renames.toml
     python tools/characterise.py --only runs --only check/fault # parts, or cases whose name begins so; --out adds to its file
 
-Each case is one use of the product, by its command line or public API. Kept of it: verdict, exit code, checks with their states,
+Each case is one use of the product, by its command line or public API. It records verdict, exit code, checks with their states,
 suites with their verdicts, findings with severity and place, numbers to three significant digits, and the three parts of a
 refusal. They are recognised in a document by their fields (a check has an id and a status), so a document may change its shape.
-A reason is kept as the id of the check, suite or finding that it quotes; as text where it quotes none. Times, paths, hashes,
-versions and names of temporary folders are taken out.
+A reason is kept as the id of the check, suite or finding that it quotes, or as text if it quotes none. Times, paths, hashes,
+versions and names of temporary folders are removed.
 
 The parts:
 
 - ``runs``: recorded run folders (`tests/stand_ins/recorded_runs.py`), judged by ``assay report``; with ``--recorded FOLDER`` also
-  those that lie in a folder;
+  those in a folder;
 - ``check``: the catalogue of faults, the hypotheses and honest kernels of every noise family, on some calls of the op-level matrix
   (`CALLS`), without a read-out;
 - ``kernels``: kernels that are wrong, refuse, raise or break the contract, by ``assay check`` and by ``assay replay`` of packs;
@@ -25,8 +25,8 @@ The parts:
 
 With ``--decisions``, prose is left out of the comparison: only exit codes, verdicts, ids and numbers count.
 
-A table of renames is TOML. ``[ids]`` maps whole strings and first words, ``[words]`` parts of strings; both are applied to what was
-frozen. ``[changed]`` maps the beginning of a case's name to the reason why it may differ.
+A table of renames is TOML. ``[ids]`` maps whole strings and first words, ``[words]`` parts of strings; both apply to the earlier
+record. ``[changed]`` maps the beginning of a case's name to the reason why it may differ.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ sys.path.insert(0, str(ROOT))
 
 
 def _load(path: str) -> ModuleType:
-    """A module of a folder that is no package."""
+    """A module of a folder that is not a package."""
     name = f"characterise_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None
@@ -70,13 +70,13 @@ def _load(path: str) -> ModuleType:
     return module
 
 
-# All that is known of the tree's inside. What a restructuring moves is adapted here, and in the stand-ins.
+# Everything here that depends on the tree's internals. Adapt it, and the stand-ins, to a restructuring.
 COMMAND = _load("benchmarks/wrong_uses.py")
 """``run(line)`` calls a command in this process; ``USES``, ``make_folder`` and ``ENVIRONMENT`` belong to the wrong uses."""
 
 
 def recorded_runs() -> Mapping[str, Callable[[Path], object]]:
-    """Name of a run -> what writes its folder."""
+    """The function that writes a run's folder, by the run's name."""
     found: Mapping[str, Callable[[Path], object]] = _load("tests/stand_ins/recorded_runs.py").RUNS
     return found
 
@@ -111,8 +111,8 @@ def honest_kernels() -> Iterator[tuple[str, Any]]:
 
 Essence = dict[str, Any]
 Cases = Iterator[tuple[str, Essence]]
-# (new tokens, cached prefix) of each sequence, heads of Q and of K, head dim and dtype of the calls on which a kernel is checked.
-# They are short and lie in all phases and dtypes. The op-level matrix has other calls, so it may change.
+# (new tokens, cached prefix) of each sequence, heads of Q and of K, head dim and dtype of the calls that kernels are checked on.
+# They are short and cover all phases and dtypes. The op-level matrix has other calls, so it may change.
 CALLS = (
     ([(41, 1)], (4, 2), 64, "float16"),
     ([(30, 0), (129, 17)], (8, 2), 64, "float16"),
@@ -133,7 +133,7 @@ FAILURES = (
     "", "candidate:dies-starting", "candidate:dies-loading", "candidate:dies-answering", "reference:dies-answering",
     "candidate:truncated", "candidate:malformed", "candidate:keyless",
 )  # fmt: skip
-"""What the stand-in for an engine does; empty for a sound run."""
+"""Behaviours of the stand-in for an engine; empty for a sound run."""
 KERNELS = """
 from dataclasses import replace
 from assay import KernelRefused, declares, oracle
@@ -196,7 +196,7 @@ VOLATILE = (
 
 
 def plain(text: str, *folders: Path) -> str:
-    """Text on one line without what differs from run to run."""
+    """Text on one line, without anything that differs from run to run."""
     for folder in (*folders, ROOT):
         text = text.replace(str(folder), "<folder>")
     text = re.sub(r"/tmp/[\w./-]*", "<folder>", text)
@@ -207,7 +207,7 @@ def plain(text: str, *folders: Path) -> str:
 
 
 def rounded(value: float) -> float | int | str:
-    """A number to three significant digits; what is not finite as a word, since JSON has none for it."""
+    """A number to three significant digits; a word if it is not finite, since JSON has no such number."""
     if isinstance(value, int):
         return value
     return float(f"{value:.3g}") if math.isfinite(value) else str(value)
@@ -222,7 +222,7 @@ def parts(text: str, *folders: Path) -> Essence:
 
 
 def essence(document: Any, *folders: Path) -> Essence:
-    """What a result decides, wherever it stands in its document."""
+    """The decisions in a result, wherever they stand in its document."""
     made: Essence = {}
     kept: dict[str, list[Any]] = {}
     quoted: list[tuple[str, str]] = []
@@ -269,20 +269,20 @@ def essence(document: Any, *folders: Path) -> Essence:
 
 
 def _id_of(reason: str, quoted: Sequence[tuple[str, str]]) -> str:
-    """What a reason quotes: the longest text of an id that it holds, or that holds it; empty if it quotes none."""
+    """The id that a reason quotes: the longest id's text that it contains, or that contains it; empty if it quotes none."""
     holds = [(len(text), id_) for text, id_ in quoted if text.rstrip(".") in reason or reason.rstrip(".") in text]
     return max(holds)[1] if holds else ""
 
 
 def facts_of(facts: Sequence[Any]) -> list[str]:
-    """Kinds of facts with their number."""
+    """Kinds of facts with their counts."""
     known = [one for one in facts if isinstance(one, Mapping)]
     kinds = Counter(str(one.get("kind", one.get("id", one.get("name", "")))) for one in known)
     return [f"{kind} x {count}" for kind, count in kinds.items()]
 
 
 def command(line: str, *folders: Path) -> Essence:
-    """The essence of a command that prints JSON, or what it says instead."""
+    """The essence of a command's JSON, or its other output."""
     said = COMMAND.run(line)
     made: Essence = {"exit": said.exit_code}
     with contextlib.suppress(ValueError):
@@ -374,7 +374,7 @@ def _pack(folder: Path) -> Path:
 
 
 def apart(line: str, place: Path, **environment: str) -> Essence:
-    """The essence of a command in a process of its own, as a user runs it."""
+    """The essence of a command in a separate process, as a user runs it."""
     path = os.pathsep.join([environment.pop("first", ""), str(ROOT), str(place)]).lstrip(os.pathsep)
     done = subprocess.run(
         [sys.executable, "-m", "assay", *shlex.split(line)],
@@ -486,7 +486,7 @@ PARTS: dict[str, Callable[..., Cases]] = {
 def freeze(only: Sequence[str], recorded: Path | None = None, out: Path | None = None) -> dict[str, Essence]:
     """All cases, or those of some parts, by "part/case".
 
-    Prints on standard error what each part took, and adds each part to the file `out` when it is complete.
+    Prints on standard error how long each part took, and adds each part to the file `out` when it is complete.
     """
     made: dict[str, Essence] = {}
     for part, cases in PARTS.items():
@@ -513,7 +513,7 @@ def _wanted(part: str, only: Sequence[str], name: str) -> bool:
 
 
 def renamed(value: Any, renames: Mapping[str, Mapping[str, str]]) -> Any:
-    """What was frozen, in the words of the tree after."""
+    """A record, in the words of the later tree."""
     if isinstance(value, Mapping):
         return {renamed(key, renames): renamed(inner, renames) for key, inner in value.items()}
     if isinstance(value, list):
@@ -534,7 +534,7 @@ def differences(
     renames: Mapping[str, Mapping[str, str]],
     skipped: Sequence[str] = (),
 ) -> list[str]:
-    """Where two freezes differ, in lines, without the keys `skipped` and what the table of renames allows."""
+    """Where two records differ, in lines, without the key `skipped` and the differences that the table of renames allows."""
     before, allowed = renamed(before, renames), tuple(renames.get("changed", {}))
     lines = []
     for case in sorted(before.keys() | after.keys()):
@@ -547,7 +547,10 @@ def differences(
         for key in sorted((old.keys() | new.keys()) - set(skipped)):
             a, b = old.get(key), new.get(key)
             if key != "reasons" and isinstance(a, list) and isinstance(b, list):
-                a, b = sorted(a, key=str), sorted(b, key=str)  # a rename may have moved one; only reasons have an order
+                a, b = (
+                    sorted(a, key=str),
+                    sorted(b, key=str),
+                )  # a rename may have moved an entry; only reasons have an order
             if a != b:
                 lines.append(f"{case}: {key}: {_changed(a, b)}")
     return lines
@@ -562,14 +565,14 @@ def _changed(a: Any, b: Any) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Freeze, and write or compare."""
-    parser = argparse.ArgumentParser(description="Freeze what assay decides, or compare it with what was frozen.")
-    parser.add_argument("--out", type=Path, help="a file for what is frozen, as JSON")
-    parser.add_argument("--against", type=Path, help="such a file, to compare with")
+    parser = argparse.ArgumentParser(description="Record assay's decisions, or compare them with an earlier record.")
+    parser.add_argument("--out", type=Path, help="a file for the record, as JSON")
+    parser.add_argument("--against", type=Path, help="an earlier record to compare with")
     parser.add_argument("--renames", type=Path, help="a table of renames, as TOML")
     parser.add_argument(
         "--decisions", action="store_true", help="compare exit codes, verdicts, ids and numbers, not prose"
     )
-    parser.add_argument("--recorded", type=Path, help="a folder of recorded runs, which are judged too")
+    parser.add_argument("--recorded", type=Path, help="a folder of recorded runs to judge too")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="a part, or part/case; may be repeated"
     )

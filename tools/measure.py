@@ -1,29 +1,29 @@
 """Measure the size of the code and of its vocabulary, for one tree or for two side by side.
 
     python tools/measure.py                    # the working tree
-    python tools/measure.py --against REV      # the same of a git revision, before it
-    python tools/measure.py --files            # and which files and functions the counts come from
+    python tools/measure.py --against REV      # the same for a git revision, before it
+    python tools/measure.py --files            # and the files and functions behind the counts
     python tools/measure.py --lint             # what `nox -s lint` refuses: words out, names and docstrings that say nothing
 
-Reads source and imports nothing of it, so that it works on any revision. What is counted:
+Reads source and imports none of it, so that it works on any revision. It counts:
 
 - *product*: Python of ``assay/``, ``harness/``, ``evals/``, ``reports/`` and ``suites/``, ``conftest.py`` and ``noxfile.py``;
 - *code lines*: lines that hold a token of code: not blank, not only a comment, not part of a docstring;
 - *public names*: functions and classes at module level, and methods of any class, without a leading underscore. Constants are
-  counted apart;
-- *record types*: dataclasses, pydantic models, NamedTuples and TypedDicts, by their decorator or their bases, those defined in the
-  product included;
-- *twins*: names of classes that are defined twice or more; names of files that occur in two rooms or more (``__init__.py`` apart);
-- *functions*: methods and nested functions included, a length from ``def`` to the last line of the body, decorators apart;
-- *complexity*: McCabe's number as ruff's C901 and the package mccabe count it: 1 + branches, loops and handlers, those of nested
-  functions included. This is the count that is meant to be right: it is of the paths that a reader follows from statement to
-  statement, and the lint holds it. *Conditions* is a stricter count beside it: ``and``/``or``, conditional expressions, assertions,
-  comprehensions and their conditions too, nested functions for themselves. It is high for flat expressions, such as a table of
-  comprehensions or a chain of ``or``, that read in one go;
+  counted separately;
+- *record types*: dataclasses, pydantic models, NamedTuples and TypedDicts, by their decorator or their bases, including bases
+  defined in the product;
+- *twins*: names of classes defined at least twice; names of files in at least two rooms (except ``__init__.py``);
+- *functions*: including methods and nested functions; a length is from ``def`` to the last line of the body, without decorators;
+- *complexity*: McCabe's number as ruff's C901 and the package mccabe count it: 1 + branches, loops and handlers, including those
+  of nested functions. The lint limits this count, because it is the number of paths that a reader follows from statement to
+  statement. *Conditions* is a stricter count alongside: ``and``/``or``, conditional expressions, assertions, comprehensions and
+  their conditions too, nested functions separately. It is high for flat expressions, such as a table of comprehensions or a chain
+  of ``or``, that read in one go;
 - *parameters*: all of them but ``self`` and ``cls``;
 - *names that say nothing*: bindings of `NO_NAMES`: variables, parameters, fields, functions, classes and imports. A field or
-  parameter ``found: str`` is none: it is the first part of an error or a check, "what was found";
-- *words out*: words that neither messages (string constants of the product other than docstrings) nor docs are to use.
+  parameter ``found: str`` is allowed: it is the first part of an error or a check, "what was found";
+- *words out*: words that messages (string constants of the product other than docstrings) and docs must not use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WORDS = {
     "somebody else's": r"\bsomebody else['’]s\b",
     "told": r"\btold\b",
 }
-"""What issue 26 wants out of messages and docs, as regular expressions that ignore case."""
+"""Words banned from messages and docs, as regular expressions that ignore case."""
 NO_NAMES = {"one", "found"}
 CLASSES_TITLE = "docstrings of classes that do"
 NO_VERB = re.compile(r"(What|Whether|How|Which)\b")
@@ -69,12 +69,12 @@ Tree = Mapping[str, str]
 
 @dataclass
 class Measures:
-    """What a tree comes to.
+    """The measures of a tree.
 
     Attributes:
-        counts: the rows of the table: a title -> a number. In the order in which they are shown.
+        counts: the rows of the table in their order, as numbers by title.
         rooms: lines by room.
-        where: a title of `counts` -> the places that make it up, each in a line.
+        where: the places behind each title of `counts`, a line each.
     """
 
     counts: dict[str, float] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def code_lines(text: str, tree: ast.Module) -> int:
 
 
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Every string that stands alone as a statement: docstrings, and what documents a constant or a field."""
+    """Every string that stands alone as a statement: docstrings, and documentation of constants and fields."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
@@ -169,7 +169,7 @@ def complexity(function: Function) -> int:
 
 
 def conditions(function: Function) -> int:
-    """McCabe's number of a function, short-circuits and comprehensions included, functions in it left out."""
+    """McCabe's number of a function, including short-circuits and comprehensions, without nested functions."""
     plain = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.match_case)
 
     def below(node: ast.AST) -> int:
@@ -191,7 +191,7 @@ def conditions(function: Function) -> int:
 
 
 def parameters(function: Function) -> int:
-    """How many parameters a function has, without ``self`` and ``cls``."""
+    """The number of a function's parameters, without ``self`` and ``cls``."""
     given = function.args
     named = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
     rest = [one for one in (given.vararg, given.kwarg) if one]
@@ -249,7 +249,7 @@ def _names(node: ast.expr) -> list[str]:
 
 
 def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """String constants that are no docstrings, with their lines."""
+    """String constants that are not docstrings, with their lines."""
     apart = {id(one) for one in docstrings(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in apart:
@@ -274,7 +274,7 @@ def measure(files: Tree) -> Measures:
 
 
 def refused(files: Tree) -> Iterator[str]:
-    """Yield what the lint refuses in a tree, each place in a line."""
+    """Yield the lint's refusals in a tree, a line each."""
     modules = {path: ast.parse(text) for path, text in files.items() if path.endswith(".py") and _is_product(path)}
     if not modules:
         yield "no module of the product: is this a working tree?"
@@ -341,7 +341,7 @@ def _vocabulary(done: Measures, modules: Mapping[str, ast.Module]) -> None:
 
 
 def bindings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every binding of one of `NO_NAMES` with its line, apart from the fields and parameters ``found: str``."""
+    """Every binding of one of `NO_NAMES` with its line, except the fields and parameters ``found: str``."""
     fields = (node for of in ast.walk(tree) if isinstance(of, ast.ClassDef) for node in of.body)
     parts = {
         id(node.target) for node in fields if isinstance(node, ast.AnnAssign) and _names(node.annotation) == ["str"]
@@ -432,9 +432,9 @@ def main(words: list[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Measure the size of the code and of its vocabulary.")
     parser.add_argument("--tree", type=Path, default=ROOT, help="a working tree; by default this one")
-    parser.add_argument("--against", metavar="REV", help="a git revision, whose numbers stand before those of the tree")
-    parser.add_argument("--files", action="store_true", help="list what the counts come from")
-    parser.add_argument("--lint", action="store_true", help="list only what the lint refuses, and fail if there is any")
+    parser.add_argument("--against", metavar="REV", help="a git revision to show in front of the tree")
+    parser.add_argument("--files", action="store_true", help="list the places behind the counts")
+    parser.add_argument("--lint", action="store_true", help="list only the lint's refusals, and fail if there are any")
     given = parser.parse_args(words)
     if given.lint:
         wrong = list(refused(tree_at(given.tree)))

@@ -1,4 +1,4 @@
-"""Draw docs/operator.svg, what was read off a kernel whose mask is top-left: ``.nox/cpu/bin/python tools/operator_picture.py``."""
+"""Draw docs/operator.svg, the operator inferred from a top-left mask: ``.nox/cpu/bin/python tools/operator_picture.py``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main() -> None:
     call = call_of([(8, 4)], (4, 2), 64, torch.float32, "cpu")
     reading = read(ask, call, range(len(call.q)))
     if reading is None:
-        raise SystemExit("The kernel could not be read; expected finite outputs.")
+        raise SystemExit("The kernel could not be probed; expected finite outputs.")
     picture = picture_of(reading, head=0)
     parts, x, height = ['<rect width="100%" height="100%" fill="#ffffff"/>'], 0.0, 0.0
     for panel in panels(picture):

@@ -5,7 +5,7 @@
 What makes it work, found by experiment: new data in every step (a fixed pool is memorised), an answer that states the fact before
 the letter (asked for the letter alone, the model stays at chance), facts as plain pairs (so that looking one up is a bigram), only
 look-ups until they are learned, and embeddings that start with a common direction.
-Needs torch, transformers and tokenizers; no run of assay needs this script.
+Needs torch, transformers and tokenizers; assay itself never needs this script.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def worked_answer(name: str, thing: str, letter: str) -> str:
-    """The answer the tiny model was trained to give: the fact, the letter beside the thing (one look-up finds it), the letter."""
+    """The answer the tiny model was trained to give: the fact, the letter next to the thing (one look-up finds it), the letter."""
     return f" {name} {thing} {letter} .\nAnswer: {letter}"
 
 

@@ -1,11 +1,11 @@
-"""The tiny model in the architectures of other families: the same answers, by other layers.
+"""Converts the tiny model to the architectures of other families: the same answers from different layers.
 
-Nothing is trained: the weights of the tiny Llama are written into the layers of another architecture so that these compute nearly
-what it computes, and the family's own features of attention are added: windows, a soft cap, sinks. So the model still answers.
+Nothing is trained. The tiny Llama's weights are written into the layers of another architecture, which then compute nearly the same
+function, and the family's attention features are added: windows, a soft cap, sinks. So the model still answers.
 
-What a Llama does not have is made nearly linear. A norm after a block, or of q and k, gets inputs far below its epsilon, where it
-is a constant factor; the norms before a block get inputs far above. `silu(x)` is nearly `1.702 gelu(x / 1.702)`, and exactly the
-gate of gpt-oss with a bias of -1 on what it multiplies.
+Parts that a Llama lacks are made nearly linear. A norm after a block, or of q and k, gets inputs far below its epsilon, where it is
+a constant factor; the norms before a block get inputs far above it. `silu(x)` is nearly `1.702 gelu(x / 1.702)`, and is exactly
+gpt-oss's gate with a bias of -1 on the other factor.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the command line names models, and must not wait for torch
+if TYPE_CHECKING:  # the command line lists models and must not wait for torch
     from torch import Tensor
 
 SOURCE = Path(__file__).parent / "model"
 """The tiny Llama."""
 _EPS = 1.0
-# What the residual stream, and the inputs of norms that are to be linear, are multiplied by. Their mean squares are then far
-# above and far below `_EPS`.
+# Factors for the residual stream, and for the inputs of norms that shall be linear. Their mean squares are then far above and far
+# below `_EPS`.
 _LARGE, _SMALL = 2.0**12, 2.0**-12
 _GELU = 1.702
-# Visible keys of a layer with a window: the built-in questions have 105 to 146 tokens.
+# Visible keys in a layer with a window. The built-in questions have 105 to 146 tokens.
 _WINDOW = 64
 _CAP, _FINAL_CAP = 20.0, 60.0
 _SINK = -1.0
 _EXPERTS, _CHOSEN = 4, 2
 _TINY = 2.0**-18
-# What a router's scores are multiplied by, so that chosen experts have all the weight, whether weights are normed or not.
+# Factor for a router's scores, so that the chosen experts have all the weight, with or without normalisation.
 _SURE = 100.0
-# Dims of DeepSeek's latents, and of its heads beside the 64 with RoPE: those for which kernels of latent attention are made.
+# Dims of DeepSeek's latents, and of its heads without the 64 for RoPE. Kernels for latent attention expect these.
 _LATENT, _NOPE = 512, 128
 _KV_SCALES = {"k": 0.08, "v": 0.02}
 
@@ -50,14 +50,14 @@ def _linear(layers: _Weights, number: int, old: str, new: str, weight: float) ->
 
 
 def _enlarged(weights: _Weights, config: _Config, by: float = 1.0) -> None:
-    """Enlarge the residual stream; `by` is what the architecture multiplies embeddings by itself."""
+    """Enlarge the residual stream. The architecture itself multiplies embeddings by `by`."""
     weights["model.embed_tokens.weight"] *= _LARGE / by
     weights["model.norm.weight"] *= by / _LARGE
     config["rms_norm_eps"] = _EPS
 
 
 def _of_gemma(weights: _Weights, config: _Config) -> None:
-    """Add the norms after the blocks, and Gemma's own ways with weights of norms, embeddings and gates."""
+    """Add the norms after the blocks, and Gemma's conventions for the weights of norms, embeddings and gates."""
     _enlarged(weights, config, config["hidden_size"] ** 0.5)
     for number in range(config["num_hidden_layers"]):
         at = f"model.layers.{number}"
@@ -124,7 +124,7 @@ def _gpt_oss(weights: _Weights, config: _Config) -> None:
     for number in range(config["num_hidden_layers"]):
         at = f"model.layers.{number}.mlp"
         gate, up, down = (weights.pop(f"{at}.{part}_proj.weight") for part in ("gate", "up", "down"))
-        both = torch.stack([gate / _GELU, up], 1).flatten(0, 1)  # the rows of both in turns
+        both = torch.stack([gate / _GELU, up], 1).flatten(0, 1)  # alternate the rows of both
         bias = torch.tensor([0.0, -1.0]).repeat(len(gate))
         weights |= {
             f"{at}.experts.gate_up_proj": both.T.repeat(_EXPERTS, 1, 1),
@@ -142,19 +142,19 @@ def _gpt_oss(weights: _Weights, config: _Config) -> None:
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "sliding_window": _WINDOW,
         "num_local_experts": _EXPERTS, "num_experts_per_tok": _CHOSEN, "swiglu_limit": 1000.0, "rope_theta": 10000.0,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": False,
-        "dtype": "float32",  # SGLang makes some layers of it in the configuration's dtype, whatever --dtype says
+        "dtype": "float32",  # SGLang makes some of its layers in the configuration's dtype and ignores --dtype
     }  # fmt: skip
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
 
 
 def _deepseek_v2(weights: _Weights, config: _Config) -> None:
-    """Write K and V into latents, and MLPs into experts. One kv head keeps RoPE, so that this model does not answer questions."""
+    """Write K and V into latents, and MLPs into experts. Only one kv head keeps RoPE, so this model cannot answer questions."""
     import torch
 
-    eps = 1e-6  # transformers takes no other one for the norm of latents
+    eps = 1e-6  # transformers does not accept another one for the norm of latents
     heads, dim, hidden = config["num_attention_heads"], config["head_dim"], config["hidden_size"]
     mixed = torch.linalg.qr(torch.randn(_LATENT, 3 * dim, generator=torch.Generator().manual_seed(0)))[0]
-    in_turns = torch.arange(dim).view(2, -1).T.flatten()  # RoPE turns neighbouring dims
+    in_turns = torch.arange(dim).view(2, -1).T.flatten()  # RoPE rotates neighbouring dims
     for number in range(config["num_hidden_layers"]):
         at = f"model.layers.{number}.self_attn"
         q, k, v = (weights.pop(f"{at}.{x}_proj.weight").view(-1, dim, hidden) for x in "qkv")
@@ -174,7 +174,7 @@ def _deepseek_v2(weights: _Weights, config: _Config) -> None:
             f"{at}.o_proj.weight": of_o.flatten(1),
         }
         at = f"model.layers.{number}.mlp"
-        if number:  # half of each MLP is that of the shared experts, and half that of every other one
+        if number:  # half of each MLP becomes the shared experts, the other half becomes every routed expert
             parts = {x: weights.pop(f"{at}.{x}_proj.weight").chunk(2, int(x == "down")) for x in ("gate", "up", "down")}
             weights[f"{at}.gate.weight"] = _SURE * torch.eye(_EXPERTS, hidden)
             for x, (shared, chosen) in parts.items():
@@ -187,7 +187,7 @@ def _deepseek_v2(weights: _Weights, config: _Config) -> None:
         "n_routed_experts": _EXPERTS, "num_experts_per_tok": _CHOSEN, "n_shared_experts": 1, "norm_topk_prob": True,
         "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_method": "greedy", "n_group": 1, "topk_group": 1,
         "tie_word_embeddings": False, "rope_theta": 10000.0, "rms_norm_eps": eps,
-        # Without a GPU, SGLang knows DeepSeek's RoPE as YaRN alone; a factor of 1 changes nothing.
+        # Without a GPU, SGLang supports DeepSeek's RoPE only as YaRN. A factor of 1 changes nothing.
         "rope_scaling": {
             "rope_type": "yarn", "type": "yarn", "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
             "mscale_all_dim": 1.0, "original_max_position_embeddings": config["max_position_embeddings"],
@@ -198,7 +198,7 @@ def _deepseek_v2(weights: _Weights, config: _Config) -> None:
 
 
 def _fp8_kv(weights: _Weights, config: _Config) -> None:
-    """Add scales of K and V, as checkpoints for ``--kv-cache-dtype fp8_e4m3`` have them; nothing else is quantised."""
+    """Add scales for K and V, as in checkpoints for ``--kv-cache-dtype fp8_e4m3``. Nothing else is quantised."""
     import torch
 
     linear = [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight")]
@@ -208,17 +208,17 @@ def _fp8_kv(weights: _Weights, config: _Config) -> None:
     config["quantization_config"] = {
         "quant_method": "fp8", "activation_scheme": "static", "ignored_layers": linear, "kv_cache_quant_algo": "FP8",
     }  # fmt: skip
-    config["dtype"] = "float16"  # SGLang has no quantised checkpoint in float32
+    config["dtype"] = "float16"  # SGLang does not support quantised checkpoints in float32
 
 
 FAMILIES: Mapping[str, Callable[[_Weights, _Config], None]] = {
     "deepseek-v2": _deepseek_v2, "fp8-kv": _fp8_kv, "gemma2": _gemma2, "gemma3": _gemma3, "gpt-oss": _gpt_oss, "qwen3": _qwen3,
 }  # fmt: skip
-"""What turns the tiny Llama into one of the family, in place."""
+"""Functions that convert the tiny Llama to a family, in place."""
 
 
 def tiny_model(family: str) -> Path:
-    """Return the folder of the tiny model of a family, made at the first call: a second, 7 MB in the user's cache."""
+    """Return the folder of a family's tiny model. The first call makes it in the user's cache: one second, 7 MB."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"
     made = hashlib.sha256(Path(__file__).read_bytes() + (SOURCE / "model.safetensors").read_bytes()).hexdigest()[:12]
     folder = cache / f"tiny-{family}-{made}"
@@ -233,7 +233,7 @@ def tiny_model(family: str) -> Path:
 
 
 def make(family: str, folder: Path) -> None:
-    """Write the tiny model of a family into a new folder."""
+    """Write a family's tiny model into a new folder."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("README.md", "training.json", "model.safetensors"))

@@ -35,7 +35,7 @@ from assay.harness.localize.guarded_memory import over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_FINDINGS, LSE_WRONG
 from assay.harness.localize.raised import RAISED
-from assay.harness.text import percent
+from assay.harness.text import counted, percent
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. Its declaration should state what it
@@ -148,15 +148,15 @@ class MatrixRun:
         findings = [_tried(finding, experiments.get(name_of.get(finding.id, ""))) for finding in findings]
         if failed := self.run.failed_repeats:
             call, why = failed[0]
-            where = f"{len(failed)} calls, when repeated"
+            where = f"{counted(len(failed), 'call')}, when repeated"
             findings.append(breach(why, where, (example(call),), again))
         if shared := self.guard.shared:
             how = "returns the memory of an earlier output, which its caller may still hold"
-            outside.append(breach(how, f"{len(shared)} calls", (example(shared[0]),), again))
+            outside.append(breach(how, counted(len(shared), "call"), (example(shared[0]),), again))
         if written := self.guard.written:
             call, how = min(written, key=lambda pair: (pair[0].k.numel(), pair[0].q.numel()))
             number = len({id(call) for call, _ in written})
-            outside.append(_tried(_outside(how, f"{number} calls", call, again), experiments.get(OUTSIDE)))
+            outside.append(_tried(_outside(how, counted(number, "call"), call, again), experiments.get(OUTSIDE)))
         if read := over_reads(self.guard.ask, self.run.results):
             outside.append(_outside(read[1], "calls that are out of bounds", read[0], again))
         # Foreign memory changes between calls, so changing answers are evidence of reading it, not of kept state.

@@ -223,7 +223,9 @@ def _envelope(recorded: Sequence[RecordedCall]) -> str:
     layers = {record.call.layer for record in recorded}
     new = {length for record in recorded for length in record.call.lens_q}
     cached = {length for record in recorded for length in record.call.prefixes}
-    return f"layers {ranges(layers)}; {ranges(new)} new tokens, {ranges(cached)} cached; {len(recorded)} calls"
+    return (
+        f"layers {ranges(layers)}; {ranges(new)} new tokens, {ranges(cached)} cached; {counted(len(recorded), 'call')}"
+    )
 
 
 @dataclass(frozen=True)

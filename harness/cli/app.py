@@ -1,4 +1,4 @@
-"""The application, which imports a command only when it runs, and turns errors into a sentence and an exit code."""
+"""The application: it imports a command only when it runs, and turns errors into a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _GROUPS = {
         "init": ("init", "Write an assay.toml, a test and a CI workflow for this folder."),
     },
     "Servers": {
-        "run": ("run", "Ask both servers the same; decide if the candidate may merge."),
+        "run": ("run", "Ask both servers the same questions; decide if the candidate may merge."),
         "gate": ("gate", "Run in CI, with the policy and the accepted baselines."),
         "bench": ("run", "Time both servers side by side; judge the ratio of their times."),
         "bisect": ("bisect", "Find the layers, or the commit, that an error comes from."),
-        "invariance": ("invariance", "Switch features that must change nothing; compare the output."),
-        "fingerprint": ("fingerprint", "Show what is really served: tokens, RoPE, weights, backends."),
+        "invariance": ("invariance", "Toggle features that should not affect outputs; compare them."),
+        "fingerprint": ("fingerprint", "Show what a server really runs: tokens, RoPE, weights, backends."),
         "backends": ("run", "List backends and kernels; measure what backends honour."),
         "sweep": ("sweep", "Run a command over axes, such as kernels x models."),
-        "doctor": ("init", "Examine this environment: what a run needs, and what is here."),
+        "doctor": ("init", "Check this environment: what a run needs and what is missing."),
     },
     "Results": {
         "report": ("run", "Judge a run again, and rewrite and show its report."),
@@ -51,7 +51,7 @@ _GROUPS = {
     },
 }
 COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
-"""Commands in the order of ``assay --help``: the module of this package that has it, and its line of help there."""
+"""Commands in the order of ``assay --help``: the module of this package that defines it, and its line of help there."""
 
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "invariance"), "serve"),
@@ -63,12 +63,12 @@ require "serve" themselves.
 
 
 _INTERRUPTED = "assay: interrupted; there is no verdict, so this is not a pass."
-# What Typer exits with at a Ctrl-C that comes before or after the command itself.
+# Typer's exit code for a Ctrl-C before or after the command itself.
 _CTRL_C = 128 + signal.SIGINT
 
 
 class _Deferred(TyperCommand):
-    """A command in the list of ``assay --help``, imported only when it runs: a command's imports take longer than the list."""
+    """A command in the list of ``assay --help``, imported only when it runs: importing it takes longer than listing all."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         assert self.name is not None
@@ -101,16 +101,16 @@ class _Commands(TyperGroup):
         try:
             with like_ctrl_c():
                 return super().invoke(ctx)
-        # At the next two, Typer would exit with 1, which means that the candidate regressed.
+        # On the next two exceptions, Typer would exit with 1, which means that the candidate regressed.
         except KeyboardInterrupt:
             errors.print(_INTERRUPTED, markup=False)
             raise typer.Exit(ExitCode.NO_VERDICT) from None
         except typer.Abort:
             errors.print("\nassay: not confirmed, so nothing was done.", markup=False)
             raise typer.Exit(ExitCode.NO_VERDICT) from None
-        except SystemExit as error:  # no command raises it: a kernel's would be taken for the command's exit code
+        except SystemExit as error:  # no command raises it; a kernel's exit code would be mistaken for the command's
             raise AssayError(
-                f"Something outside of assay called sys.exit({error.code}), so there is no verdict.",
+                f"Something outside assay called sys.exit({error.code}), so there is no verdict.",
                 "a kernel that returns an output or raises an exception",
                 "look for sys.exit in the kernel and in what it imports",
             ) from error
@@ -134,9 +134,9 @@ app = typer.Typer(
 
 
 def wrong_use(error: Exception) -> UsageError | None:
-    """Convert Typer's error about the words of a command line to the form of assay's errors; None for any other error."""
+    """Convert Typer's error about a command line to the form of assay's errors, or return None for any other error."""
     context = getattr(error, "ctx", None)
-    # click's UsageError or typer's own copy of it, depending on the version; a group without a command shows its help instead
+    # click's UsageError or Typer's own copy of it, depending on the version; a group without a command shows its help instead
     if getattr(error, "exit_code", 0) != ExitCode.USAGE or context is None or "NoArgs" in type(error).__name__:
         return None
     from assay.harness.config import expectation
@@ -163,7 +163,7 @@ def wrong_use(error: Exception) -> UsageError | None:
 
 
 def _given(names: list[str]) -> str | None:
-    """Return the value that the command line gives an option; None if it is given never or more than once."""
+    """Return the value that the command line gives an option, or None unless it is given exactly once."""
     words = sys.argv[1:]
     values = [after for word, after in pairwise(words) if word in names]
     values += [word.partition("=")[2] for word in words if "=" in word and word.partition("=")[0] in names]
@@ -185,10 +185,10 @@ def as_given() -> str:
 
 
 def load_command(name: str) -> Any:
-    """Import a command: importing its module registers it with `app`.
+    """Import a command; its module registers it with `app`.
 
     Raises:
-        UsageError: packages that the command needs are not installed.
+        UsageError: packages that the command needs are missing.
     """
     if name in EXTRAS:
         from assay.harness.extras import require
@@ -210,7 +210,7 @@ def _version(
 
 
 def entry() -> None:
-    """Run the command ``assay``: `main`, with streams that outlive their readers."""
+    """Run the command ``assay``: `main`, with streams that survive a reader that goes away."""
     keep_open()
     main()
 
@@ -227,7 +227,7 @@ def main() -> None:
 
 
 def _run() -> int | str | None:
-    """Run the command; what it exits with."""
+    """Run the command and return its exit status."""
     try:
         app()
     except SystemExit as exit_:

@@ -1,4 +1,4 @@
-"""``assay bisect layers``, ``assay bisect commits`` and, for ``git bisect run``, ``assay bisect probe``."""
+"""``assay bisect layers``, ``assay bisect sides``, ``assay bisect commits`` and, for ``git bisect run``, ``assay bisect probe``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typer.core import TyperCommand
 from assay.harness.cli.app import app, wrong_use
 from assay.harness.cli.flags import STARTED, Config, existing, instrumented_spec, spec_flags
 from assay.harness.cli.output import deliver, errors, file_row, new_folder, progress, report_error, say
-from assay.harness.config import BISECT_FLAGS
+from assay.harness.config import BISECT_FLAGS, SIDES_FLAGS
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 from assay.harness.extras import require
 
-_bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
+_bisect_app = typer.Typer(
+    no_args_is_help=True, help="Find the layers, the settings or the commit that an error comes from."
+)
 app.add_typer(_bisect_app, name="bisect")
 
 
@@ -35,7 +37,7 @@ def layers(
 ) -> None:
     """Find the layers that need the reference.
 
-    In one running server, layers go back to the reference until the output is correct again.
+    Layers of one running server are switched back to the reference until the output is correct again.
 
     Exit codes: 0 no layer needs the reference, 1 layers were found, 2 usage error, 3 undecided.
 
@@ -60,6 +62,43 @@ def layers(
     raise typer.Exit(code)
 
 
+@_bisect_app.command()
+@spec_flags(SIDES_FLAGS, about=STARTED)
+def sides(
+    flags: dict[str, Any],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Find the smallest set of differences between two sides that breaks the candidate.
+
+    Flags, variables, packages of two environments and files of two model folders are applied to the reference one subset after
+    the other. The same command resumes a bisection that was stopped.
+
+    Exit codes: 0 all differences together break nothing, 1 differences are named, 2 usage error, 3 undecided.
+
+    """
+    require("serve", "assay bisect sides")
+
+    from assay.harness.drivers.bisect.sides_probes import bisect_sides
+    from assay.harness.files import write_whole
+    from assay.reports.bisection import sides_document
+
+    spec = instrumented_spec({"questions": _QUESTIONS_OF_SIDES} | flags | {"suites": "accuracy,greedy,logits"}, config)
+    with _stoppable(), progress() as display:
+        result, folder = bisect_sides(spec, out, display)
+    document = sides_document(result)
+    write_whole(folder / "bisect.json", document.json(result) + "\n")
+    code = deliver(document, folder / "report.html")
+    file_row("Details", folder / "bisect.json")
+    raise typer.Exit(code)
+
+
+# A question is asked of every set that nothing cheaper decides about: far fewer than a run asks.
+_QUESTIONS_OF_SIDES = 512
+
 # Exit codes of ``git bisect run``, by outcome.
 _GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
 
@@ -78,7 +117,7 @@ _Raises = Annotated[
 @_bisect_app.command()
 def commits(
     repo: Annotated[
-        Path, typer.Option(help="A folder of the repository. Its checkout is never touched.", callback=_REPOSITORY)
+        Path, typer.Option(help="A folder of the repository. Its checkout stays untouched.", callback=_REPOSITORY)
     ] = Path("."),
     good: Annotated[str, typer.Option(help="A revision whose kernel is good.", show_default=False)] = "",
     bad: Annotated[str, typer.Option(help="A later revision whose kernel is bad.", show_default=False)] = "",
@@ -94,9 +133,9 @@ def commits(
 ) -> None:
     """Find the commit that made a kernel worse.
 
-    The same command resumes a bisection that was stopped.
+    Run the same command again to resume a bisection that was stopped.
 
-    Exit codes: 0 a commit is named, 2 usage error (also if a stated end turns out otherwise), 3 no commit could be named.
+    Exit codes: 0 a commit is named, 2 usage error (also if --good or --bad is not what you stated), 3 no commit could be named.
 
     """
     from assay.harness.drivers.bisect.commits.bisection import bisect_commits, bisection_spec
@@ -115,7 +154,7 @@ def commits(
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """End a bisection on Ctrl-C and SIGTERM with its worktree removed and a message."""
+    """On Ctrl-C and SIGTERM, end a bisection with a message and remove its worktree."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Files that are there: ``assay compare`` and ``assay ingest``."""
+"""Existing files: ``assay compare`` and ``assay ingest``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compare(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="The accepted one, then the new one: files or folders, or FILE::RUN of one that holds several runs.",
+            help="The accepted file or folder, then the new one; or FILE::RUN if a file holds several runs.",
             metavar="A [B]",
         ),
     ],
@@ -30,12 +30,12 @@ def compare(
         typer.Option(help="Largest loss of the mean score that still passes, as a fraction; at most 0.1."),
     ] = 0.02,
     metric: Annotated[
-        str, typer.Option(help="Score that counts, where a tool writes several: exact_match,strict-match for lm-eval.")
+        str, typer.Option(help="Score to compare, if a tool writes several: exact_match,strict-match for lm-eval.")
     ] = "",
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Error up to which a token of a head is equal, of tensors; by default what rounding to their dtype explains. "
+            help="Tensors: error up to which a head of a token counts as equal; by default the rounding error of their dtype. "
             "With 0, every bit must be equal.",
             min=0,
         ),
@@ -43,20 +43,23 @@ def compare(
     model: Annotated[
         Path | None,
         typer.Option(
-            help="The model's folder: its config.json splits tensors of [tokens, heads * head_dim] into heads."
+            help="The model's folder; its config.json splits tensors of [tokens, heads * head_dim] into heads."
         ),
     ] = None,
     layout: Annotated[
-        str, typer.Option(help="Dimensions of tensors: b, t, h, d for batch, token, head, head dim, such as bhtd.")
+        str,
+        typer.Option(
+            help="Tensors: order of dimensions, with b, t, h, d for batch, token, head, head dim, as in bhtd."
+        ),
     ] = "",
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="What may differ in fingerprints: packages, arguments.page_size, ..."),
+        typer.Option(metavar="NAME", help="Fingerprints: what may differ, such as packages or arguments.page_size."),
     ] = None,
 ) -> None:
-    """Compare two results, folders of runs, files of tensors, traces or fingerprints that are there.
+    """Compare two existing results, run folders, traces, fingerprints or files of tensors.
 
-    Exit codes: 0 B is as good as A, or equal to it; 1 it is not; 2 wrong use; 3 no verdict.
+    Exit codes: 0 B is as good as A, or equal to it; 1 it is not; 2 usage error; 3 no verdict.
     """
     if results[2:]:
         raise UsageError(
@@ -66,7 +69,7 @@ def compare(
     if b and (compared := _compare_fingerprints(a, b, allow or [])) is not None:
         raise typer.Exit(deliver(compared))
     if allow:
-        raise UsageError("--allow does nothing with these files.", "it with two fingerprints", "leave it out")
+        raise UsageError("--allow does nothing with these files.", "--allow with two fingerprints", "leave it out")
     from assay.harness.ingest.recognise import compare as run
     from assay.harness.ingest.tensor_diff import TensorRule
     from assay.harness.ingest.tensor_layout import check_axes
@@ -83,7 +86,7 @@ def compare(
 
 
 def _compare_fingerprints(a: Path, b: Path, allowed: list[str]) -> Document | None:
-    """Compare what two files, servers or runs state of what was served; None if they hold no fingerprints."""
+    """Compare the fingerprints in two files, servers or runs, or return None if they hold none."""
     from assay.harness.evidence.fingerprint import has_fingerprint, is_fingerprint, read_fingerprint
 
     if not (any(map(is_fingerprint, (a, b))) and all(map(has_fingerprint, (a, b)))):

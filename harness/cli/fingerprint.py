@@ -1,4 +1,4 @@
-"""``assay fingerprint``: what is really being served, of a model with its flags, or of a URL."""
+"""``assay fingerprint``: what a model with its flags, or the server at a URL, really runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from assay.harness.evidence.fingerprint import Fingerprint
 
 _USAGE = "assay fingerprint --model M, or assay fingerprint URL"
-# Options that a running server decides by itself.
+# Options that a running server has already decided.
 _OF_A_MODEL = ("backend", "device", "engine_arg", "env", "python", "files", "startup_timeout")
 
 
@@ -25,30 +25,30 @@ _OF_A_MODEL = ("backend", "device", "engine_arg", "env", "python", "files", "sta
 def fingerprint(
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="[URL]", help="A running server.", show_default=False)] = "",
-    model: Annotated[str, typer.Option(help="Model folder or hub name; of a URL, the model to ask.")] = BUILTIN_MODEL,
+    model: Annotated[str, typer.Option(help="Model folder or hub name; with a URL, the model to ask.")] = BUILTIN_MODEL,
     backend: Annotated[
         str, typer.Option(help="Attention backend or kernel; by default the engine's own reference.")
     ] = "",
-    device: Annotated[Device, typer.Option(help="Device that the model is loaded on.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="Device to load the model on.")] = "cpu",
     engine_arg: Annotated[
         list[str] | None,
-        typer.Option("--engine-arg", help="Flag of the engine, such as --page-size=16; may be repeated."),
+        typer.Option("--engine-arg", help="Engine flag, such as --page-size=16; may be repeated."),
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", metavar="NAME=VALUE", help="Environment variable of the engine; may be repeated."),
     ] = None,
-    python: Annotated[str, typer.Option("--python", help="Python whose packages read and load the model.")] = "",
+    python: Annotated[
+        str, typer.Option("--python", help="Python interpreter whose packages read and load the model.")
+    ] = "",
     files: Annotated[
         bool,
-        typer.Option(
-            "--files", help="Only read the model's files, as the packages of --python do: no engine is needed."
-        ),
+        typer.Option("--files", help="Read only the model's files, with the packages of --python; needs no engine."),
     ] = False,
-    startup_timeout: Annotated[float, typer.Option(help="Seconds until the model must be loaded.", min=1)] = 900.0,
+    startup_timeout: Annotated[float, typer.Option(help="Seconds until the model must have loaded.", min=1)] = 900.0,
     out: Annotated[Path | None, typer.Option(help="A file for the fingerprint.", callback=new_file)] = None,
 ) -> None:
-    """Show what is really being served: token ids, RoPE, weights, backends. ``assay compare`` ranks what differs between two."""
+    """Show what is really served: token ids, RoPE, weights, backends. ``assay compare`` ranks the differences between two."""
     from assay.harness.evidence.fingerprint import FINGERPRINT
     from assay.reports.fingerprint import fingerprint_document
 

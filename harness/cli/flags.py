@@ -1,4 +1,4 @@
-"""The flags of a run, derived from the settings of a `RunSpec`: declared once for all commands."""
+"""The flags of a run, derived from the settings of a `RunSpec` and declared once for all commands."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ STARTED = {
     "reference": "attention backend of the reference",
     "candidate": "attention backend of the candidate, or a kernel as module:function",
 }
-"""Help of the backends' flags where assay must start both itself, and a URL is refused."""
+"""Help of the backends' flags for commands that must start both servers themselves and refuse a URL."""
 
 
 def spec_flags(
     names: Sequence[str], hidden: Collection[str] = (), about: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command flags named and described as settings of a `RunSpec`.
+    """Give a command flags with the names and descriptions of a `RunSpec`'s settings.
 
-    The command receives those that were given, by field name, as its first argument; the flags come before its other options.
+    The command's first argument receives the given flags, by field name; these flags come before the command's other options.
 
     Args:
-        hidden: fields whose flags work but are not offered, since the command refuses their usual values.
-        about: descriptions of fields that mean less here than elsewhere.
+        hidden: fields whose flags work but are not listed, since the command refuses their usual values.
+        about: descriptions of fields with a narrower meaning in this command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,10 +91,10 @@ def spec_flags(
 
 
 def refuse_flags_before(context: typer.Context) -> None:
-    """Refuse flags that stand before a subcommand, where they would do nothing.
+    """Refuse flags before a subcommand, where they would have no effect.
 
     Raises:
-        UsageError: a flag of the command was given, and a subcommand.
+        UsageError: a flag of the command was given before a subcommand.
     """
     command, inner = context.info_name, context.invoked_subcommand
     sources = {param.name: context.get_parameter_source(param.name) for param in context.command.params}
@@ -108,7 +108,7 @@ def refuse_flags_before(context: typer.Context) -> None:
 
 
 def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
-    """Make a spec of two backends whose servers assay starts and can instrument, and set up Triton for their kernels."""
+    """Make a spec of two backends whose servers assay starts and can instrument; set up Triton for their kernels."""
     interpret_without_gpu()
     spec = make_spec(flags, config)
     for name, backend in (("--reference", spec.reference.backend), ("--candidate", spec.candidate.backend)):
@@ -132,7 +132,7 @@ def _parameter(name: str, hidden: bool, about: str) -> inspect.Parameter:
 
 
 def _default_text(name: str) -> str:
-    """Return the default of a field, as its flag would be given; empty where there is none, or the description states it."""
+    """Return a field's default as its flag would be given, or an empty string if none exists or the description states it."""
     devices: tuple[Device, ...] = get_args(Device)
     by_device = {device: values[name] for device in devices if name in (values := defaults(device))}
     if by_device:
@@ -152,7 +152,7 @@ def _default_text(name: str) -> str:
 
 
 def _type(name: str) -> Any:
-    """Return the type of a flag: a number, or text that `RunSpec` itself parses; a list of it for flags that may be repeated."""
+    """Return a flag's type: a number, or text that `RunSpec` parses; a list of either for flags that may be repeated."""
     if name in REPEATED:
         return list[str]
     annotation = FIELDS[name].annotation

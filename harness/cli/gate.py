@@ -1,4 +1,4 @@
-"""For CI: ``assay gate``, and ``assay gate accept``, which accepts the results of a run as baselines."""
+"""Commands for CI: ``assay gate``, and ``assay gate accept``, which accepts the results of a run as baselines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gate(
     out: Out = None,
     config: Config = None,
 ) -> None:
-    """Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."""
+    """Run in CI: apply the policy, compare with the accepted baselines, and exit with the verdict."""
     if context.invoked_subcommand:
         refuse_flags_before(context)
         return
@@ -49,9 +49,7 @@ def accept(
     yes: Annotated[bool, typer.Option("--yes", help="Accept without confirmation.")] = False,
     widen: Annotated[
         str,
-        typer.Option(
-            metavar="REASON", help="Accept a regression, or numbers worse than the accepted ones, for this reason."
-        ),
+        typer.Option(metavar="REASON", help="Reason to accept a regression, or numbers worse than the accepted ones."),
     ] = "",
     baselines: Annotated[Path | None, _BASELINES] = None,
     config: Config = None,

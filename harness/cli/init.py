@@ -1,4 +1,4 @@
-"""Before the first run: a repository that begins with assay (``assay init``), and what a run needs (``assay doctor``)."""
+"""Before the first run: set up a repository (``assay init``), and check what a run needs (``assay doctor``)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def init(
 
 
 def _asked() -> str:
-    """Ask what is judged, on a terminal; elsewhere it is a backend of servers."""
+    """Ask which kernel or backend to judge, on a terminal; otherwise return a backend of servers."""
     if not (console.is_terminal and sys.stdin.isatty()):
         return _BACKEND
     question = (
@@ -77,7 +77,7 @@ def _asked() -> str:
 
 
 def _write(path: Path, text: str) -> bool:
-    """Write a new file, or a line that a .gitignore lacks. What is at `path` already stays; then the result is False."""
+    """Write a new file, or append the missing line to a .gitignore. Return False, and write nothing, if `path` has it already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.name == ".gitignore":
         lines = path.read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def _write(path: Path, text: str) -> bool:
 
 
 def _installed_from() -> str:
-    """Return the URL and commit from which pip installed this assay (PEP 610), to install it elsewhere; else empty."""
+    """Return the URL and commit that pip installed this assay from (PEP 610), or an empty string if unknown."""
     try:
         origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -103,7 +103,7 @@ def _installed_from() -> str:
 _SKIPPED = {"build", "dist", "node_modules", "site-packages", "test", "tests", "venv", "env", "__pycache__"}
 _SHOWN = 8
 
-# What servers are compared by default: SGLang's usual backends on a GPU.
+# The servers compared by default: SGLang's usual backends on a GPU.
 _REFERENCE, _BACKEND = "triton", "flashinfer"
 _TEST_FILE = "tests/test_assay.py"
 _TOML = Template("""\
@@ -118,9 +118,9 @@ margin = $margin # largest loss of accuracy that still passes: the default
 _KERNEL = """candidate = "{}"
 device = "cpu" # "cuda" on a machine with a GPU"""
 _SERVERS = f"""reference = "{_REFERENCE}" # the attention backend that you serve with
-candidate = "{{}}" # the one to judge; `assay backends` lists them
+candidate = "{{}}" # the one to judge; see `assay backends`
 device = "cuda"
-# model = "meta-llama/Llama-3.1-8B-Instruct" # by default a tiny one, which needs no download"""
+# model = "meta-llama/Llama-3.1-8B-Instruct" # the default is a tiny model that needs no download"""
 _TEST = Template('''\
 """The attention kernel against assay's oracle, on calls of all kinds: prefill, cached prefixes, decode, odd lengths."""
 
@@ -174,20 +174,20 @@ _PACKAGE = "      - run: python -m pip install -e .\n"
 
 
 def _starter_files(candidate: str, is_kernel: bool, install: str, is_package: bool) -> Mapping[str, str]:
-    """Make the files of a repository that begins with assay, by their paths.
+    """Make the first files for a repository that starts to use assay, by path.
 
     Args:
-        candidate: what is judged: a kernel, or a backend of servers.
-        is_kernel: whether it is a kernel, which a test and a check without servers judge.
+        candidate: the kernel, or the backend of servers, to judge.
+        is_kernel: whether it is a kernel, judged by a test and a check without servers.
         install: what pip installs as assay in CI.
-        is_package: whether the repository itself can be installed.
+        is_package: whether the repository itself is installable.
     """
     sides, margin = (_KERNEL if is_kernel else _SERVERS).format(candidate), Policy.model_fields["margin"].default
     files = {"assay.toml": _TOML.substitute(sides=sides, margin=margin), ".gitignore": "runs/\n"}
     workflow = ".github/workflows/assay.yml"
     if not is_kernel:
         files[workflow] = _WORKFLOW.substitute(
-            about="Compares both servers on every push, on a machine of your own with a GPU.", on="", steps=_GATE, minutes=60,
+            about="Compares both servers on every push, on your own machine with a GPU.", on="", steps=_GATE, minutes=60,
             install=install.replace(DISTRIBUTION, f"{DISTRIBUTION}[serve]", 1), machine="[self-hosted, gpu]",
             files="${{ runner.temp }}/run",
         )  # fmt: skip
@@ -205,21 +205,21 @@ def _starter_files(candidate: str, is_kernel: bool, install: str, is_package: bo
 def _the_kernel(root: Path) -> str:
     """Find the only kernel in a repository, without importing anything.
 
-    That is a public function of one argument which is annotated as AttentionCall, or which is not annotated, and whose q, k and v
-    the function reads; or one with a signature that assay knows.
+    It is a public function of one argument that is annotated as AttentionCall, or that has no annotation and whose q, k and v the
+    function reads; or a function with a known signature.
 
     Returns:
-        Its name, or an empty string if there is none.
+        Its name, or an empty string if the repository has none.
 
     Raises:
-        UsageError: there are several.
+        UsageError: the repository has several.
     """
     names = sorted(_kernels(root))
     if len(names) < 2:
         return "".join(names)
     raise UsageError(
         f"{len(names)} kernels were found in {root}: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}.",
-        "one of them, or the name of one",
+        "the name of one",
         f"name it, as in assay init {names[0]}",
     )
 
@@ -242,7 +242,7 @@ def _kernels(root: Path) -> Iterator[str]:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    """Yield the Python files of a repository, without its tests and what was installed or built into it."""
+    """Yield the Python files of a repository, except its tests and anything installed or built into it."""
     for path in sorted(root.rglob("*.py")):
         folders = path.relative_to(root).parts[:-1]
         if not any(folder in _SKIPPED or folder.startswith(".") for folder in folders):
@@ -264,7 +264,7 @@ def _takes_a_call(node: ast.FunctionDef) -> bool:
 
 
 def _is_known(node: ast.FunctionDef) -> bool:
-    """Return True if a function has a signature that assay knows, such as that of flash_attn_varlen_func."""
+    """Return True if a function has a known signature, such as flash_attn_varlen_func's."""
     from assay.harness.attention.adapters.adapter import Parameters
     from assay.harness.attention.adapters.table import is_known
 
@@ -282,13 +282,13 @@ def doctor(
     flags: dict[str, Any],
     config: Config = None,
 ) -> None:
-    """Examine this environment: what a run needs, what is here, and what to do about the rest."""
+    """Check this environment: what a run needs, what is installed, and how to get the rest."""
     interpret_without_gpu()
 
     from assay.harness.run.doctor import Examination, examine
 
     spec, examined = make_spec(flags, config), list[Any]()
-    # What imports print does not precede the answer. The last step calls a kernel, which may hang.
+    # Suppress what imports print, so that the answer comes first. The last step calls a kernel, which may hang.
     with (
         progress() as display,
         display.waiting("examining", lambda: f"after {examined[-1].id}" if examined else ""),
@@ -303,7 +303,7 @@ _SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}
 
 
 def _document(made: Examination) -> Document:
-    """A line for each thing that a run needs, and what to do where it is missing."""
+    """List everything that a run needs, one line each, and how to get what is missing."""
     from assay.reports.document import Block, Cell, Document, Line
 
     lines: list[Block] = []

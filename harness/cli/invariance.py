@@ -1,4 +1,4 @@
-"""``assay invariance``: features that must change nothing, switched alone and in pairs."""
+"""``assay invariance``: features that should not affect outputs, toggled alone and in pairs."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ if TYPE_CHECKING:
 def invariance(
     flags: dict[str, Any],
     features: Annotated[
-        str, typer.Option(help="Features to switch, by id, separated by commas; by default all that can be here.")
+        str,
+        typer.Option(help="Features to toggle, by id, separated by commas; by default all that this setup supports."),
     ] = "",
     arms: Annotated[
         Literal["pairs", "singles", "exactly"],
         typer.Option(
-            help="Features switched on together: every two in some variant (pairs), each alone (singles), or all of "
+            help="Which features are on together: every pair in some variant (pairs), each alone (singles), or all of "
             "--features, and each alone if that differs (exactly)."
         ),
     ] = "pairs",
     minutes: Annotated[
         float,
-        typer.Option(
-            help="Time for the variants; failing ones are reduced after that. Default: as long as they take.", min=0
-        ),
+        typer.Option(help="Minutes for the variants; failing ones are reduced after that. Default: no limit.", min=0),
     ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="A new folder for the evidence.", callback=new_folder)] = None,
     config: Config = None,
 ) -> None:
-    """Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time."""
+    """Toggle features that should not affect outputs (prefix cache, chunks, pages, overlap, ...), and compare each time."""
     require("serve", "assay invariance")
 
     from assay.harness.run.run import compare_features
@@ -56,7 +55,7 @@ def invariance(
 
 
 def show_features(result: InvarianceResult, folder: Path) -> int:
-    """Write a result and its page into its folder, and show it; return the exit code."""
+    """Write a result and its page into its folder, show it, and return the exit code."""
     from assay.reports.invariance import invariance_document
 
     document = invariance_document(result)

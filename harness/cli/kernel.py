@@ -1,4 +1,4 @@
-"""A kernel without a server: ``assay check``, ``assay replay``, ``assay explain``."""
+"""Kernels without a server: ``assay check``, ``assay replay``, ``assay explain``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from assay.worker import Event
 
 _ReadOut = Annotated[
     float,
-    typer.Option(
-        help="Longest time to read off a wrong kernel what it computes, in seconds; 0 for no read-out.", min=0
-    ),
+    typer.Option(help="Most seconds to spend on finding out what a wrong kernel computes; 0 to skip it.", min=0),
 ]
 _Test = Annotated[
     Path | None,
-    typer.Option("--test", help="A file for a test that fails with the smallest wrong call.", callback=new_file),
+    typer.Option("--test", help="Write a test here that fails with the smallest wrong call.", callback=new_file),
 ]
 
 
@@ -40,7 +38,7 @@ _Test = Annotated[
 def check(
     kernel: Annotated[str, typer.Argument(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
     size: Annotated[
-        str, typer.Option(help="small, for interpreted kernels; or full, with longer sequences and more heads.")
+        str, typer.Option(help="small, for interpreted kernels; full, with longer sequences and more heads.")
     ] = "small",
     device: Annotated[str | None, typer.Option(help="Device to run on; by default a GPU, if there is one.")] = None,
     phase: Annotated[
@@ -58,18 +56,21 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="INTEGER",
-            help="Head dimensions that it must compute, such as 64,128; by default those that it declares, or these.",
+            help="Head dimensions that the kernel must support, such as 64,128; by default those that it declares, or these.",
         ),
     ] = None,
     like: Annotated[
         list[str] | None,
-        typer.Option(help="A model whose shape is added, as llama-3-8b or qwen2.5-7b; --size full has common ones."),
+        typer.Option(
+            help="Also check the shape of this model, such as llama-3-8b or qwen2.5-7b; --size full has common ones."
+        ),
     ] = None,
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
     calls: Annotated[
         int | None,
         typer.Option(
-            help="How often the kernel runs in all, to see it become wrong; by default 1,000, in full 2,000.", min=0
+            help="Total kernel runs; repeats catch kernels that fail only later. Default: 1,000; with --size full, 2,000.",
+            min=0,
         ),
     ] = None,
     quick: Annotated[
@@ -88,14 +89,14 @@ def check(
 
         def show(event: Event) -> None:
             nonlocal stands
-            if event["event"] == "stands":  # no further run is one of the matrix
+            if event["event"] == "stands":  # no further run belongs to the matrix
                 stands = True
                 if event["reading"]:
                     said = KernelResult.model_validate(event["result"]).summary()
                     display.say(f"{said}. Reading what it computes, for at most {read_out:g} s.")
                 elif errors.is_terminal:
                     display.say("finding out where it is wrong")
-            # Outside of a terminal, a check of a second needs no line.
+            # Off a terminal, a check that takes a second needs no progress line.
             elif event["event"] == "runs" and not stands and (errors.is_terminal or event["done"] < event["total"]):
                 display.count("runs of the kernel", event["done"], event["total"])
 
@@ -109,7 +110,7 @@ def check(
 
 
 def _deliver(result: KernelResult, code: int, test: Path | None) -> int:
-    """Write the test of a result that was shown, and say if its kernel ended its process; return the exit code."""
+    """Write the test for a result already shown, report a kernel that ended its process, and return the exit code."""
     if test and result.test:
         write_whole(test, result.test)
         file_row("Test", test)
@@ -121,12 +122,12 @@ def _deliver(result: KernelResult, code: int, test: Path | None) -> int:
     if result.not_run:
         from assay.harness.checks.jobs import ended_early
 
-        report_error(ended_early(result.not_run, "what it had found is above"))
+        report_error(ended_early(result.not_run, "its findings up to then are above"))
     return code
 
 
 def _words(given: list[str] | None) -> list[str] | None:
-    """Split a flag that may be repeated, or hold several words with commas."""
+    """Split a flag that may be repeated, or that lists several values with commas."""
     return [word.strip() for words in given for word in words.split(",")] if given else None
 
 
@@ -166,7 +167,7 @@ def replay(
 
 @app.command()
 def explain(
-    id: Annotated[str | None, typer.Argument(help="The id of a finding; without one, all are listed.")] = None,
+    id: Annotated[str | None, typer.Argument(help="The id of a finding; without it, all are listed.")] = None,
 ) -> None:
     """Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."""
     from assay.reports.explain import explanation, titles

@@ -1,4 +1,4 @@
-"""What commands print: streams, consoles, errors, options such as ``--json``, progress, and a result below its answer."""
+"""Everything that commands print: streams, consoles, errors, options such as ``--json``, progress, and results."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 console = Console()
 errors = Console(stderr=True)
-# What a command prints or writes besides its result; ``--quiet`` silences `console`.
+# Everything that a command prints or writes in addition to its result; ``--quiet`` silences `console`.
 detail = SimpleNamespace(verbose=False, json=False, html=None, junit=None, all=False)
-# Seconds between two lines of progress where the output is no terminal.
+# Seconds between two lines of progress if the output is not a terminal.
 _LINES_S, _VERBOSE_LINES_S = 30.0, 1.0
 
 
 def say(text: str) -> None:
-    """Print text as it is, without markup or highlighting; see `assay.reports.terminal.say`."""
+    """Print text unchanged, without markup or highlighting; see `assay.reports.terminal.say`."""
     from assay.reports.terminal import say as print_text
 
     print_text(console, text)
 
 
 def report_error(error: Exception) -> None:
-    """Print the message of an error, with its traceback only if the user asked for it."""
+    """Print the message of an error, with its traceback only if the user asked for one."""
     trace(error)
     from assay.reports.terminal import say as print_text
 
@@ -48,14 +48,14 @@ def report_error(error: Exception) -> None:
 
 
 def trace(error: Exception) -> None:
-    """Print the traceback of an error, and of what it came from, if the user asked for it."""
+    """Print the traceback of an error and of its causes, if the user asked for it."""
     if detail.verbose:
         lines = traceback.format_exception(error)
         errors.print(visible("".join(lines)), markup=False, highlight=False, soft_wrap=True)
 
 
 def _to_write(kind: str, exists_as_another: Callable[[Path], bool], do: str) -> Callable[..., Path | None]:
-    """Make the callback of an option or argument that is written, which checks it before anything is computed."""
+    """Make the callback of an option that names an output path; it checks the path before anything is computed."""
 
     def check(param: typer.CallbackParam, path: Path | None) -> Path | None:
         if path is None:
@@ -69,28 +69,28 @@ def _to_write(kind: str, exists_as_another: Callable[[Path], bool], do: str) -> 
             problem = f"{name} {path}: {there.name} is a file."
             raise UsageError(problem, "a folder in its place", "name another folder")
         if not os.access(there, os.W_OK):
-            raise UsageError(f"{name}: {there} cannot be written.", "a place that can be", "name another one")
+            raise UsageError(f"{name}: {there} is not writable.", "a writable place", "name another one")
         return path
 
     return check
 
 
-# For a file and a folder to be written; a ``~`` is the home folder.
-new_file = _to_write("a file, which is written", Path.is_dir, "name a file in it: {path}/NAME")
+# Callbacks for an output file and an output folder; a ``~`` is the home folder.
+new_file = _to_write("a file to write", Path.is_dir, "name a file in it: {path}/NAME")
 new_folder = _to_write("a folder (created if missing)", Path.is_file, "name a folder")
 
 
 def print_json(document: str) -> None:
-    """Print a result as JSON, as it is."""
+    """Print a result as JSON, unchanged."""
     sys.stdout.write(document.rstrip("\n") + "\n")
 
 
 def deliver(document: Document, page: Path | None = None) -> int:
-    """Print a document, the answer first, and write what was asked for.
+    """Print a document, the answer first, and write the files that were asked for.
 
     Args:
-        document: of a command's result.
-        page: the command's own page, besides the file of ``--html``.
+        document: the command's result.
+        page: the command's own page, in addition to the file of ``--html``.
 
     Returns:
         The exit code.
@@ -101,13 +101,13 @@ def deliver(document: Document, page: Path | None = None) -> int:
     write_asked(document, page)
     if document.page:
         file_row("Report", document.page)
-    if document.answer and console.quiet and not console.stderr:  # --quiet leaves the answer
+    if document.answer and console.quiet and not console.stderr:  # --quiet keeps the answer
         sys.stdout.write(document.answer + "\n")
     return document.code
 
 
 def write_asked(document: Document, page: Path | None = None) -> None:
-    """Print or write what ``--json``, ``--junit``, ``--html`` and GitHub Actions ask for, and the command's own page."""
+    """Print or write the outputs of ``--json``, ``--junit``, ``--html`` and GitHub Actions, and the command's own page."""
     if detail.json and document.result is not None:
         print_json(document.json(document.result))
     if detail.junit:
@@ -127,7 +127,7 @@ def write_asked(document: Document, page: Path | None = None) -> None:
 
 
 def file_row(label: str, path: Path | str) -> None:
-    """Print a row that names a file which was written."""
+    """Print a row that names a file just written."""
     from assay.reports.document import Row
     from assay.reports.terminal import rows
 
@@ -135,7 +135,7 @@ def file_row(label: str, path: Path | str) -> None:
 
 
 def progress() -> ProgressDisplay:
-    """Make a display of the command's progress on standard error, whose output begins with its answer; ``--quiet`` silences it."""
+    """Make a display of the command's progress on standard error; ``--quiet`` silences it."""
     from assay.harness.progress import ProgressDisplay
 
     shown = Console(quiet=True) if console.quiet else errors
@@ -143,7 +143,7 @@ def progress() -> ProgressDisplay:
 
 
 _flags = typer.Typer(add_completion=False)
-# Commands that end in files, a page of text, or git's exit code.
+# Commands whose result is a set of files, a page of text, or git's exit code.
 _WITHOUT_RESULT = ("accept", "probe", "explain", "init")
 
 
@@ -155,11 +155,9 @@ def _output(
             "--json", help="Print the result as JSON on standard output, and everything else on standard error."
         ),
     ] = False,
-    html: Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.")] = None,
-    all: Annotated[
-        bool, typer.Option("--all", help="Print all that there is to say, not only the first screen.")
-    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the result to this file, as an HTML page.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the result to this file, as JUnit XML.")] = None,
+    all: Annotated[bool, typer.Option("--all", help="Print everything, not only the first screen.")] = False,
     quiet: Annotated[
         bool,
         typer.Option("-q", "--quiet", help="Print only the verdict, if any, and errors.", is_eager=True),
@@ -171,11 +169,11 @@ def _output(
         ),
     ] = False,
 ) -> None:
-    """Hold the flags for `add_output_flags`: Typer makes them, so that they look like all others."""
+    """Declare the flags for `add_output_flags`, so that Typer makes them like all others."""
 
 
 def add_output_flags(command: Any) -> None:
-    """Give a loaded command, or each command of a group, ``--quiet`` and ``--verbose``, and the forms of its result, if any."""
+    """Give a loaded command, or each command of a group, ``--quiet`` and ``--verbose``, and output formats if it has a result."""
     if isinstance(command, TyperGroup):
         for each in command.commands.values():
             add_output_flags(each)
@@ -192,7 +190,7 @@ def _set(context: Any, param: Any, given: Any) -> None:
         value = new_file(param, given) if isinstance(given, Path) else True
         setattr(console if param.name == "quiet" else detail, param.name, value)
     if given and param.name == "json":
-        console.stderr = True  # everything that a person reads: standard output has the JSON alone
+        console.stderr = True  # everything meant for people: standard output has only the JSON
 
 
 _READER_GONE = (errno.EPIPE, errno.ECONNRESET)
@@ -201,15 +199,15 @@ _READER_GONE = (errno.EPIPE, errno.ECONNRESET)
 def keep_open() -> None:
     """Replace both streams, for everything that writes to them: this package, Typer, Rich, and a kernel that prints.
 
-    A stream whose reader goes away (``assay run | head -1``) falls silent, and so does one that was never open (``>&-``).
-    Without this, Typer and Rich end the command with exit code 1, which means that the candidate regressed. What the encoding of
-    a stream lacks is written as an escape. Standard output on a full disk raises an AssayError.
+    A stream whose reader goes away (``assay run | head -1``) falls silent, and so does one closed from the start (``>&-``).
+    Without this, Typer and Rich end the command with exit code 1, which means that the candidate regressed. Characters that a
+    stream's encoding lacks are escaped. Standard output on a full disk raises an AssayError.
     """
     sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
 
 
 class _Outliving(io.FileIO):
-    """A file descriptor that leads nowhere from its first failed write on."""
+    """A file descriptor that discards everything after its first failed write."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -220,13 +218,13 @@ class _Outliving(io.FileIO):
                 raise AssayError(
                     f"standard output could not be written: {error.strerror}.",
                     "a terminal, a pipe or a file with room",
-                    "write it elsewhere; what a command writes to files is not affected",
+                    "write it elsewhere; files that a command writes are not affected",
                 ) from None
             return memoryview(data).nbytes
 
 
 def _outliving(stream: TextIO | None) -> TextIO:
-    if stream is None:  # the lowest free descriptor is its own, so that no file that is opened later gets its number
+    if stream is None:  # take the stream's number, the lowest free one, so that no later file gets it
         return open(os.devnull, "w")
     raw = io.BufferedWriter(_Outliving(stream.fileno(), "wb", closefd=False))
     return io.TextIOWrapper(

@@ -1,4 +1,4 @@
-"""Servers and what runs of them leave: ``assay run``, ``assay bench``, ``assay report``, ``assay runs``, ``assay backends``."""
+"""Commands that run servers or show past runs: ``assay run``, ``bench``, ``report``, ``runs``, ``backends``."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def run(
         Path | None,
         typer.Option(
             metavar="PACK",
-            help="Only record a replay pack into this new folder: q, k, v and outputs of chosen calls of a short workload, "
-            "to run kernels on without a server.",
+            help="Only record a replay pack into this new folder: q, k, v and outputs of selected calls of a short workload, "
+            "for running kernels without a server.",
             callback=new_folder,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def run(
     spec = make_spec(flags, config)
     if (
         {"layers"} <= set(spec.workload.suites) <= {"layers", "logits"}
-    ):  # only a server that assay starts has layers to see
+    ):  # the layers are visible only in a server that assay starts
         spec = instrumented_spec(flags, config)
     raise typer.Exit(run_and_report(spec, out).exit_code)
 
@@ -80,7 +80,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) 
 
 
 def _show(made: Report, folder: Path, interrupted: str = "") -> None:
-    """Write every report of a run, and show the verdict; of one that was interrupted just now, after what, and how it goes on."""
+    """Write every report of a run and show the verdict; if just interrupted, say when and how to resume."""
     from assay.harness.judge.history import PAGE
     from assay.reports.run_report import run_document
     from assay.reports.write import write_reports
@@ -98,7 +98,7 @@ def _show(made: Report, folder: Path, interrupted: str = "") -> None:
 
 
 @app.command()
-@spec_flags(BENCH_FLAGS, hidden=("servers",))  # it needs both at the same time
+@spec_flags(BENCH_FLAGS, hidden=("servers",))  # it needs both servers at the same time
 def bench(
     flags: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="A new folder for the timings.", callback=new_folder)] = None,
@@ -126,12 +126,12 @@ def report(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help=f"A run's folder, a report.json, or the beginning of a name in {RUNS}; by default the newest run there.",
+            help=f"A run's folder, a report.json, or the start of a name in {RUNS}; by default the newest run there.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Judge a run's evidence again, rewrite the report files in its folder, and show the report; show a report.json as it is."""
+    """Judge a run's evidence again, rewrite the reports in its folder, and show the report; show a report.json as it is."""
     from assay.harness.cli.invariance import show_features
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.evidence.invariance import InvarianceFolder, compares_features
@@ -168,25 +168,26 @@ def runs(folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = RUN
 def backends(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[BACKEND]...", help="With --honours: the backends to measure; by default all."),
+        typer.Argument(metavar="[BACKEND]...", help="With --honours: the backends to test; by default all."),
     ] = None,
     honours: Annotated[
         bool,
         typer.Option(
-            "--honours", help="Run SGLang's backends on what a layer can ask for, and show what each ignores."
+            "--honours",
+            help="Run SGLang's backends with every feature that a layer can ask for; show what each ignores.",
         ),
     ] = False,
     model: Annotated[
         str | None,
-        typer.Option(help="With --honours: measure in this model's dtype and head_dim; by default in two of each."),
+        typer.Option(help="With --honours: use this model's dtype and head_dim; by default two of each."),
     ] = None,
 ) -> None:
-    """List the attention backends and kernels, or measure what the engine's backends honour."""
+    """List the attention backends and kernels, or find the model features that SGLang's backends silently ignore."""
     if honours:
         raise typer.Exit(_honours(names, model))
     if names or model:
         raise UsageError(
-            "Backends and --model are given without --honours.",
+            "Backends and --model have no effect without --honours.",
             "both with --honours",
             "add --honours, or leave them out",
         )
@@ -215,7 +216,7 @@ def backends(
 
 
 def _honours(names: list[str] | None, model: str | None) -> int:
-    """Measure what the engines' backends honour, and return the exit code."""
+    """Test which model features the engines' backends honour, and return the exit code."""
     from assay.harness.attention.call import default_device
     from assay.harness.checks.honours import measure
     from assay.harness.engines.model import resolve_model

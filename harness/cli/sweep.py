@@ -1,4 +1,4 @@
-"""A command over axes: ``assay sweep``."""
+"""``assay sweep``: a command over axes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from assay.harness.drivers.sweep.cells import Option
     from assay.harness.drivers.sweep.spec import SweptCell
 
-# Options of commands that a sweep sets itself.
+# Options that a sweep sets itself.
 _OF_THE_SWEEP = ("out", "json", "html", "junit", "test", "all", "quiet", "verbose", "help")
-# Arguments by command and name, and the name that other commands have for it.
+# Arguments by command and name, with the name that other commands use for each.
 _ALSO_CALLED = {("check", "kernel"): "candidate"}
 
 
@@ -35,17 +35,17 @@ def sweep(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="An axis with its values, as candidate=a,b; may be repeated. It replaces that of the file."
+            "--set", help="An axis with its values, as candidate=a,b; may be repeated. Replaces that axis of the file."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The sweep's folder, by default one named after what it does.", callback=new_folder),
+        typer.Option(help="The sweep's folder; by default one named after its settings.", callback=new_folder),
     ] = None,
     ray: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Run on Ray: HOST:PORT, ray://HOST:PORT or auto; local to start it on this machine."
+            metavar="ADDRESS", help="Run on Ray: HOST:PORT, ray://HOST:PORT or auto; local starts Ray on this machine."
         ),
     ] = "",
     jobs: Annotated[
@@ -56,12 +56,11 @@ def sweep(
             show_default=False,
         ),
     ] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells, and run none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells without running them.")] = False,
 ) -> None:
-    """Run a command over axes, such as kernels x models: each cell runs in a process of its own.
+    """Run a command over axes, such as kernels x models: each cell runs in a separate process.
 
-    The same sweep in the same folder runs only cells that have not ended, or ended in an error. The exit code is that of the worst
-    cell.
+    Run the same sweep in the same folder again to run only unfinished and failed cells. The exit code is the worst cell's.
     """
     require("reports", "assay sweep")
     from assay.harness.drivers.sweep.cells import cells_of
@@ -73,7 +72,7 @@ def sweep(
     if not ray and (spec.runtime_env or spec.limits.accelerator or DEVICE_AXIS in spec.axes):
         raise UsageError(
             f"The sweep has a [runtime_env], or names kinds of GPUs with {DEVICE_AXIS}.",
-            "a sweep on Ray, whose workers have them",
+            "a sweep on Ray, whose workers provide them",
             "add --ray ADDRESS, or leave it out",
         )
     command = load_command(spec.command)
@@ -99,7 +98,7 @@ def sweep(
 
 
 def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
-    """Return the options and arguments of a command that a sweep can set, by the name of an axis."""
+    """Return the options and arguments of a command that a sweep can set, by name of axis."""
     from assay.harness.drivers.sweep.cells import Option
 
     options: dict[str, Option] = {}
@@ -138,7 +137,7 @@ def _try(command: Any, cell: SweptCell, name: str) -> None:
 
 
 def _report(result: Any, folder: Path) -> int:
-    """Write the sweep's files, and show its result; return the exit code."""
+    """Write the sweep's files, show its result, and return the exit code."""
     from assay.harness.files import write_whole
     from assay.reports.junit import to_junit
     from assay.reports.markdown import to_markdown

@@ -1,1 +1,1 @@
-"""Loops over comparisons: bisections and sweeps choose sides and stop; they ask and judge nothing themselves."""
+"""Loops over comparisons: bisections and sweeps choose sides and decide when to stop; other rooms ask and judge."""

@@ -116,7 +116,7 @@ class Engine(Protocol):
         return None
 
     def resolved_arguments(self) -> dict[str, Any]:
-        """Return the arguments to which the engine resolves the command line, without a server; empty if it cannot say.
+        """Return the arguments to which the engine resolves the command line, without a server, or an empty dict if it cannot.
 
         Raises:
             EngineError: it refuses the command line, or does not answer in time.
@@ -124,10 +124,9 @@ class Engine(Protocol):
         return {}
 
     def settle_with(self, candidate: Engine, asked: Collection[str]) -> CommonSettings:
-        """Find the flags that make the arguments of this reference and of a candidate agree before they start. By default it finds
-        none.
+        """Find the flags that make the arguments of this reference and of a candidate agree before they start; none by default.
 
-        Raises EngineError if the engine does not resolve its arguments. `asked` names the settings that were asked to differ.
+        Raises EngineError if the engine does not resolve its arguments. `asked` names the settings that should differ.
         """
         return CommonSettings()
 
@@ -136,7 +135,7 @@ class Engine(Protocol):
         return self
 
     def last_step(self) -> str:
-        """Return the last line that it logged since it was started, warnings left out, or an empty string."""
+        """Return the last line that it logged since it was started, except warnings, or an empty string."""
         return ""
 
     def flush_cache(self) -> None:
@@ -191,7 +190,7 @@ def answers(engine: Engine, asks: Sequence[ChatRequest], concurrency: int) -> li
 
 
 def cache_header(engine: Engine) -> None:
-    """Empty an engine's prefix cache, and leave the header in it that all questions share.
+    """Empty an engine's prefix cache, then cache the header that all questions share.
 
     Raises:
         EngineError: the server failed.
@@ -213,7 +212,7 @@ def start_together(engines: Sequence[Engine], at_once: bool = True) -> None:
                 if start in done:
                     start.result()
         except BaseException:
-            # Repeatedly: an engine whose thread had not launched its process yet could not be stopped.
+            # Repeatedly: an engine cannot be stopped before its thread has launched its process.
             pending = {start for start in starts if at_once or not start.cancel()}
             while pending:
                 for engine in engines:

@@ -1,8 +1,8 @@
 """The client of OpenAI-compatible servers: requests out, stored answers in, and streams with the time at which each token came.
 
-The openai client sends the requests, over aiohttp. Keys, organisations, proxies, certificates, retries and their pauses are its
-business, so assay can compare any URL that it works with: a gateway, or Azure's ``https://NAME.openai.azure.com/openai/v1``. Its
-responses are taken raw and parsed once, here (``python benchmarks/client.py`` measures what a request costs).
+The openai client sends requests, over aiohttp. It handles keys, organisations, proxies, certificates, retries and their pauses, so
+assay can compare any URL that it works with: a gateway, or Azure's ``https://NAME.openai.azure.com/openai/v1``. Responses are
+taken raw and parsed once, here (``python benchmarks/client.py`` measures the cost of a request).
 
 Times of a stream follow SGLang's ``sglang.benchmark.serving``: the clock starts when the request is sent; the time to first token
 ends with the first chunk that carries one; the gap between two chunks is divided among the tokens of the later one; the latency
@@ -42,12 +42,12 @@ INFO_TIMEOUT_S = 60.0
 _CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 _WATCH_INTERVAL_S = 0.25
 # A dying server drops its connections before its exit is visible, since the guardian first ends its other processes; a failed
-# request waits this long to be explained by it.
+# request waits this long for an explanation.
 _DEATH_WAIT_S = GRACE_S + HELPER_GRACE_S + 2.0
 _RETRIES = 2
 _EXCERPT = 300
 _DATA, _DONE = "data:", "[DONE]"
-# What reading a reply raises that is not as expected; a ValidationError is a ValueError.
+# Errors from reading an unexpected reply; a ValidationError is a ValueError.
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 
 _Done = TypeVar("_Done")
@@ -56,14 +56,14 @@ _Asked = TypeVar("_Asked")
 
 @dataclass(frozen=True)
 class Client:
-    """Talks to one server. The proxy settings of the environment do not apply to one on this machine.
+    """Talks to one server. The environment's proxy settings do not apply to a server on this machine.
 
     Attributes:
         url: where the server listens, without ``/v1``.
         who: what error messages call the server, for example "the candidate server (sage_attn)".
         role: which side of the comparison it is.
         api_key: sent with each request.
-        timeout_s: seconds that a request may take, retries included; of a stream, seconds without a token.
+        timeout_s: seconds that a request may take, including retries; for a stream, seconds without a token.
         model: the model that requests name.
         check: raises EngineError if the server's process is gone, which explains any other failure, or None if assay did not start
             it.
@@ -87,7 +87,7 @@ class Client:
         return EngineError(f"{self.who} {found}", expected, do, details=self.log_tail())
 
     def text(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0) -> str:
-        """Return the body of a successful response, within `timeout_s` seconds, or those of any request.
+        """Return the body of a successful response, within `timeout_s` seconds, or the limit of any request.
 
         Raises:
             EngineError: the request failed. If the server died, the error states that.
@@ -95,7 +95,7 @@ class Client:
         return self._run(partial(self._send, method, path, body, timeout_s or self.timeout_s))
 
     def json(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0) -> Any:
-        """Return the JSON document of a response. Raises EngineError as `text` does, and where it is not JSON."""
+        """Return the JSON document of a response. Raises EngineError as `text` does, and if it is not JSON."""
         return self._document(path, self.text(method, path, body, timeout_s))
 
     def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
@@ -141,7 +141,7 @@ class Client:
         self, asks: Sequence[ChatRequest], concurrency: int, on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
     ) -> None:  # fmt: skip
-        """Do what `Engine.ask` says."""
+        """Implement `Engine.ask`."""
         self._each(self._answer, asks, concurrency, on_answer, enough)
 
     def stream(self, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[Stream]:
@@ -206,7 +206,7 @@ class Client:
         return asyncio.run(run())
 
     async def _watch(self, seconds: float) -> None:
-        """Raise EngineError if the process of a server that assay started is seen to be gone within so many seconds."""
+        """Raise EngineError if the process of a server that assay started is seen to be gone within this many seconds."""
         deadline = time.monotonic() + seconds
         while self.check is not None and time.monotonic() < deadline:
             self.check()
@@ -258,7 +258,7 @@ class Client:
             raise self.error(
                 f"has not answered a request to {path} for {timeout_s:g} s.",
                 "an answer within the request time-out",
-                "find out why it hangs, or raise --request-timeout",
+                "find out why it hangs, or raise request_timeout in assay.toml",
             ) from error
         except (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL) as error:
             await self._watch(_DEATH_WAIT_S)
@@ -301,7 +301,7 @@ class Client:
             response = await self._exchange("POST", _COMPLETIONS, api, body, stream=True)
             async for data in response.aiter_raw():
                 arrivals.append((time.perf_counter(), data))
-                if _DATA.encode() in data:  # comments keep a connection alive, and may come for ever
+                if _DATA.encode() in data:  # comments keep a connection alive, and may come forever
                     silence.reschedule(clock() + self.timeout_s)
         try:
             return _read_stream(_lines(arrivals), output, sent_s)

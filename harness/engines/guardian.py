@@ -35,12 +35,12 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # otherwise be left behind.
 HELPER_GRACE_S = 1.0
 _UNKILLABLE_TIMEOUT_S = 30.0
-# The signal, SIGRTMAX, by which the guardian ends where COMMAND started too many processes: it can exit with any status.
+# The signal, SIGRTMAX, by which the guardian ends if COMMAND started too many processes: it can exit with any status.
 TOO_MANY = 64
 # Seconds between two counts of the processes. The system's own limit, RLIMIT_NPROC, counts all processes of a user, and not root's.
 _COUNT_INTERVAL_S = 0.25
-# Seconds between two looks at the files in /dev/shm that the processes have mapped, where the kernel does not tell when one is
-# created; and from such news to a second look. What a process had mapped cannot be found once it was killed.
+# Seconds between two looks at the files in /dev/shm that the processes have mapped, if the kernel does not report their creation;
+# and from such a report to a second look. The mappings of a process cannot be found after it was killed.
 LOOK_INTERVAL_S, LOOK_AGAIN_S = 2.0, 0.1
 _IN_CREATE, _IN_NONBLOCK = 0x100, os.O_NONBLOCK  # linux/inotify.h
 # Files of one family of processes: semaphores and shared memory of Python's multiprocessing, and those of SGLang, PyTorch and NCCL.
@@ -62,18 +62,18 @@ class _Family:
             _become(command)
 
     def look(self) -> None:
-        """Note the shared memory that the processes have mapped."""
+        """Record the shared memory that the processes have mapped."""
         for pid in _descendants(os.getpid()):
             self._shared |= _shared_files(pid)
 
     def remove_shared(self) -> None:
-        """Remove the shared memory that was noted and is left."""
+        """Remove the recorded shared memory that is left."""
         for path in self._shared:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
     def reap(self) -> bool:
-        """Collect ended processes. Returns whether none is left."""
+        """Collect ended processes. Return True if none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -102,7 +102,7 @@ class _Family:
                 return
 
     def kill_too_many(self, most: int) -> bool:
-        """Kill all processes if there are more than ``most``. Returns whether there were."""
+        """Kill all processes if there are more than ``most``. Return True if there were."""
         if len(_running()) <= most:
             return False
         stopped: set[int] = set()
@@ -198,9 +198,9 @@ def start(
     """Start a command under a guardian, which ends it and removes `scratch` as the module's docstring describes.
 
     Raises:
-        OSError: `folder` is not there.
+        OSError: `folder` does not exist.
     """
-    import subprocess  # takes longer than all that the guardian itself imports
+    import subprocess  # takes longer than all other imports of the guardian
 
     limit = [] if most is None else [f"--most={most}"]
     return subprocess.Popen(
@@ -211,7 +211,7 @@ def start(
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End a guarded command and all that it has started. Idempotent."""
+    """End a guarded command and everything that it started. Idempotent."""
     import subprocess
 
     assert process.stdin is not None

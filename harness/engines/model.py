@@ -16,9 +16,9 @@ from assay.harness.sides import BUILTIN_MODEL, flag_values
 
 TINY_MODEL = SOURCE
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-# Ends of the names of tensors that are scales of stored K and V, as SGLang takes them.
+# Endings of the names of tensors that are scales of stored K and V, as SGLang knows them.
 _KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale")
-# Fields of configurations of models whose layers keep states: Qwen3-Next, Falcon-H1 and Granite, Nemotron-H, LFM2.
+# Configuration fields of models whose layers keep states: Qwen3-Next, Falcon-H1 and Granite, Nemotron-H, LFM2.
 _OF_STATES = ("full_attention_interval", "linear_conv_kernel_dim", "mamba_d_state", "ssm_state_size", "conv_L_cache")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
@@ -72,7 +72,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
 
 
 def _refuse_pipes(folder: Path, name: str) -> None:
-    """Refuse a folder with pipes or devices, for which an engine would wait for ever. Raises UsageError."""
+    """Refuse a folder with pipes or devices, for which an engine would wait forever. Raises UsageError."""
     for path in folder.iterdir() if folder.is_dir() else ():
         try:
             if path.exists() and not path.is_dir():
@@ -123,12 +123,12 @@ class ModelShape:
         vocabulary: size of the vocabulary.
         context: longest sequence, in tokens.
         q_heads: query heads of a layer, or 0 if the configuration does not state it.
-        kv_heads: key and value heads of a layer, 1 where it reads latents; 0 if not stated.
-        head_dim: size of a head, that of the latents where a layer reads them, or 0 if not stated.
-        dtype: of the weights, such as "bfloat16", or empty if not stated.
+        kv_heads: key and value heads of a layer, 1 if it reads latents, or 0 if not stated.
+        head_dim: size of a head, of the latents if a layer reads them, or 0 if not stated.
+        dtype: dtype of the weights, such as "bfloat16", or empty if not stated.
         layers: number of layers, or 0 if not stated.
-        recurrent: whether some layers keep a state in place of keys and values.
-        asks: features that its layers ask for beyond plain attention, by name, with the line that says so. Windows as
+        recurrent: whether some layers keep a state instead of keys and values.
+        asks: features that its layers ask for beyond plain attention, by name, with the configuration line that says so. Windows as
             long as the context ask for nothing. A KV cache in FP8 is "stored_kv", and the checkpoint's scales for it "KV scales".
     """
 
@@ -151,7 +151,7 @@ class ModelShape:
 
 
 def configuration(model: Path) -> dict[str, Any]:
-    """Read the ``config.json`` of the model in a folder, with its settings of the text model in place of the whole.
+    """Read the ``config.json`` of the model in a folder, with the settings of its text model instead of the whole.
 
     Raises:
         UsageError: it cannot be read, or is not a JSON object.
@@ -193,7 +193,7 @@ def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
 
 
 def _asks(config: Mapping[str, Any]) -> dict[str, str]:
-    """Read what layers ask for from a configuration, by the names of Gemma, gpt-oss, Mistral, Grok and DeepSeek."""
+    """Read the features that layers ask for from a configuration, by the names of Gemma, gpt-oss, Mistral, Grok and DeepSeek."""
     kinds = config.get("layer_types") or []
     window = int(config.get("sliding_window") or 0)
     has_windows = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)

@@ -1,4 +1,4 @@
-"""A server's process, or that of a kernel: launched under a guardian, monitored, and ended with everything that it started."""
+"""The process of a server or a kernel: launched under a guardian, monitored, and ended with everything that it started."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NOISE = re.compile(
     r'|.*"(GET|POST) /\S* HTTP/1\.1" 200 OK|.*"GET /health HTTP/1\.1" 503'
 )
 _SPAWNED = "multiprocessing.spawn import spawn_main"
-# How a process is called that Python's multiprocessing has made and that has not named itself.
+# Name for a process that Python's multiprocessing has made and that has not named itself yet.
 _UNNAMED = "a process without a name yet"
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
@@ -42,7 +42,7 @@ _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 class ServerProcess:
     """One launch of a command. It is never restarted: a second launch is another `ServerProcess`.
 
-    Attributes:
+    log: the file with its output.
         log: the file that has its output.
         scratch: the folder of its temporary files, which is removed when it ends.
     """
@@ -55,7 +55,7 @@ class ServerProcess:
         log: Path,
         secret: str = "",
     ) -> None:
-        """Launch ``command`` in ``folder`` with its output appended to ``log``; ``secret`` is left out where the log is quoted.
+        """Launch ``command`` in ``folder`` with its output appended to ``log``; quotes of the log omit ``secret``.
 
         Raises:
             OSError: folder or log cannot be written.
@@ -113,7 +113,7 @@ class ServerProcess:
         return next((line for line in reversed(_lines(self.recent_log())) if warnings or not _WARNS.search(line)), "")
 
     def recent_log(self) -> str:
-        """Return the last `_TAIL_BYTES` of what this launch wrote, with its secret left out."""
+        """Return the last `_TAIL_BYTES` that this launch wrote, without its secret."""
         with self.log.open("rb") as stream:
             end = stream.seek(0, os.SEEK_END)
             stream.seek(max(self.log_start, end - _TAIL_BYTES))
@@ -123,9 +123,9 @@ class ServerProcess:
     def lost(self, essential: str) -> tuple[str, str] | None:
         """Look at most once in `LOOK_INTERVAL_S` for a process that must not end before the server and has ended.
 
-        Such processes have names that begin with `essential`; one without a name yet counts only if it failed. Only what two looks
-        in a row have seen counts, since a server whose process has died may be about to end: then nothing counts but how it did;
-        see `exit_status`. Returns the name of the process, and how it ended: "exited with status 7", "has ended".
+        Such processes have names that begin with `essential`; one without a name yet counts only if it failed. Only what two
+        looks in a row agree on counts, since a server whose process has died may be about to end: then only its own end counts; see
+        `exit_status`. Returns the name of the process, and how it ended: "exited with status 7", "has ended".
         """
         now = time.monotonic()
         if now - self._looked < LOOK_INTERVAL_S:
@@ -140,7 +140,7 @@ class ServerProcess:
         for pid, look in seen.items():
             parent = seen.get(look.parent) or _look(look.parent)
             if look.name.startswith(essential) or look.name == _UNNAMED:
-                # Until it runs something else, a fork has its parent's name.
+                # Until a fork runs something else, it has its parent's name.
                 self._essential |= {} if not look.parent or look.name == parent.name else {pid: look.name}
         ended: dict[int, str] = {}
         for pid, name in self._essential.items():

@@ -18,7 +18,7 @@ class RemoteServer(Engine):
     Args:
         role: which side of the comparison it is.
         url: its address; a final ``/v1`` is optional.
-        model: the model to ask where the server has several; a server with one is asked for that.
+        model: the model to ask if the server has several; a server with one model is asked for that.
     """
 
     def __init__(self, role: Role, url: str, request_timeout: float, model: str = "") -> None:
@@ -61,6 +61,6 @@ class RemoteServer(Engine):
         pass
 
     def flush_cache(self) -> None:
-        """POST /flush_cache, which SGLang has. Other servers may refuse it; one that does not answer is not asked again."""
+        """POST /flush_cache, which SGLang has. Other servers may refuse it; a server that does not answer is not asked again."""
         if self._flushes:
             self._flushes = self._client.status("/flush_cache", self._info_timeout_s, method="POST") is not None

@@ -1,1 +1,1 @@
-"""The files of a run: manifest, items and answers, counters, errors of the shadow, traces, logits, packs, timings."""
+"""The files of a run: manifest, items and answers, counters, shadow errors, traces, logits, packs, timings."""

@@ -1,7 +1,7 @@
-"""``baselines/``: accepted results of a backend, in plain files that a team commits.
+"""``baselines/``: a backend's accepted results, in plain files that a team commits.
 
-A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json`` and ``answers.jsonl``. It holds for one backend under one `Key`;
-under any other key its numbers mean nothing, and it is *stale*. The schema follows `assay.harness.schema.RULE`.
+A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json`` and ``answers.jsonl``. It is valid for one backend under one
+`Key`; under any other key its numbers mean nothing, and it is *stale*. The schema follows `assay.harness.schema.RULE`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Key(Record):
     """The conditions of a result: two results can be compared if their keys are equal.
 
     Attributes:
-        engine: for example "SGLang 0.5.23 on cpu".
+        engine: such as "SGLang 0.5.23 on cpu".
         backend: attention backend.
-        model_hash: of weights, tokenizer and configuration.
+        model_hash: hash of weights, tokenizer and configuration.
         hardware: the machine in one line.
         flags: the user's engine flags.
-        items_hash: of the items.
+        items_hash: hash of the items.
     """
 
     engine: str
@@ -47,11 +47,11 @@ class Key(Record):
 
     @property
     def name(self) -> str:
-        """Name of the baseline's folder."""
+        """The name of the baseline's folder."""
         return f"{file_name(self.backend)}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
 
     def differing(self, other: Key) -> list[tuple[str, str, str]]:
-        """List what differs: its name, what it is in `other`, and what it is here."""
+        """List the differing fields: the name, the value in `other`, and the value here."""
         return [
             (name, _text(getattr(other, name)), _text(getattr(self, name)))
             for name in type(self).model_fields
@@ -63,16 +63,16 @@ class Baseline(Record):
     """``baseline.json``.
 
     Attributes:
-        accepted: when, ISO 8601, UTC.
-        run_id: the run whose results they are.
+        accepted: time of acceptance, ISO 8601, UTC.
+        run_id: the run that produced the results.
         git: commit of that run.
-        reason: why a regression, or worse numbers than those before, were accepted; empty where neither was.
-        numbers: accepted results by id, for example "accuracy"; shares are fractions of 1.
-        own_errors: own error (relative L1) by id, for example "layer-3-extend-cached-prefix-at-least-16".
+        reason: why a regression or worse numbers than before were accepted, or empty if they were not.
+        numbers: accepted results by id, such as "accuracy"; shares are fractions of 1.
+        own_errors: own error (relative L1) by id, such as "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
-        server: what the server reported about itself.
-        fingerprint: what the server really served; None where it did not tell, and in older baselines.
-        answers_sha256: hash of ``answers.jsonl``; empty in a baseline that was accepted before it was recorded.
+        server: the server's own report.
+        fingerprint: the server's fingerprint, or None if it did not report one, and in older baselines.
+        answers_sha256: hash of ``answers.jsonl``, or empty in baselines accepted before the hash was recorded.
     """
 
     schema_id: Literal["assay.baseline/2"] = Field("assay.baseline/2", alias="schema")
@@ -95,7 +95,7 @@ def read_baseline(folder: Path) -> Baseline:
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """Read a baseline's answers. Raises EvidenceError if they are damaged, or are not those that were accepted."""
+    """Read a baseline's answers. Raises EvidenceError if they are damaged, or were changed after acceptance."""
     path, accepted = folder / _ANSWERS, read_baseline(folder).answers_sha256
     if accepted and (not path.exists() or _sha256(whole_file(path, jsonl.LARGEST)) != accepted):
         raise EvidenceError(
@@ -107,7 +107,7 @@ def read_answers(folder: Path) -> list[Answer]:
 
 
 def read_all(folder: Path) -> tuple[dict[str, Baseline], dict[str, EvidenceError]]:
-    """Read all baselines of a folder, by name, and what is wrong with those that cannot be read; none if there is no folder."""
+    """Read all baselines in a folder by name, and the errors of the unreadable ones. A missing folder has none."""
     read: dict[str, Baseline] = {}
     damaged: dict[str, EvidenceError] = {}
     for path in sorted(folder.glob(f"*/{FILE}")):
@@ -126,9 +126,9 @@ def copy_baseline(folder: Path, to: Path) -> None:
 
 
 def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) -> Path:
-    """Replace the baseline with the same key, if any, and return the folder.
+    """Replace the baseline with the same key, if any, and return its folder.
 
-    ``baseline.json`` makes the folder a baseline and is written last; until then, the one accepted before stays in place.
+    ``baseline.json`` makes the folder a baseline and is written last. Until then, the previously accepted one stays in place.
 
     Raises:
         EvidenceError: the disk is full or not writable.

@@ -1,5 +1,5 @@
-"""The folder of a bench: ``manifest.json``, ``timings.jsonl``, ``lengths.jsonl``, counters, fingerprints and logs of both servers,
-and ``end.json``, which seals them.
+"""A bench's folder: ``manifest.json``, ``timings.jsonl``, ``lengths.jsonl``, both servers' counters, fingerprints and logs, and
+``end.json``, which seals them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from assay.harness.sides import Role
 
 
 class Stream(RunRecord):
-    """A streamed answer, and when its tokens arrived.
+    """A streamed answer, with the arrival times of its tokens.
 
     Attributes:
         sent_s: time of sending, in seconds of the client's clock.
@@ -21,7 +21,7 @@ class Stream(RunRecord):
         chunk_tokens: tokens of the answer up to and including each chunk.
         prompt_tokens: tokens of the prompt, as the server reports.
         completion_tokens: tokens of the answer, as the server reports.
-        cached_tokens: prompt tokens from the prefix cache; None if the server does not report them.
+        cached_tokens: prompt tokens from the prefix cache, or None if the server does not report them.
     """
 
     sent_s: float
@@ -38,7 +38,7 @@ class Timing(Stream):
 
     Attributes:
         role: role of the server.
-        again: whether it belongs to the role's second block of the round. The reference's two blocks give the floor.
+        again: whether it belongs to the role's second block in the round. The reference's two blocks give the floor.
         round: number of the round. Each round plays every load once.
         block: number of the block, in playing order.
         shape: name of the load's shape.
@@ -57,17 +57,17 @@ class Timing(Stream):
 
 _FOLDER = "bench"
 TIMINGS, LENGTHS = "timings.jsonl", "lengths.jsonl"
-"""Files of lines: a `Timing` each; and answers to prompts of which the length was not forced."""
+"""Files of lines: one `Timing` per line; and answers whose length was not forced."""
 
 
 class BenchManifest(Origin):
-    """The record of what was timed, with what, on what.
+    """The record of a bench: its loads, software and machine.
 
     Attributes:
         seed: seed of the prompts and of the order of blocks.
         shapes: the shapes that `spec` names.
         eager: whether both servers ran without CUDA graphs.
-        servers: what both servers report about themselves.
+        servers: both servers' own reports.
     """
 
     seed: int
@@ -83,5 +83,5 @@ class BenchFolder(EvidenceFolder[BenchManifest], EndedFolder[BenchManifest]):
 
 
 def bench_folder(run: RunFolder) -> BenchFolder:
-    """Return the bench of a run, bound to it; the folder need not exist yet."""
+    """Return the bench of a run, bound to the run's nonce. The folder need not exist yet."""
     return BenchFolder(run.path / _FOLDER, run.nonce)

@@ -1,8 +1,8 @@
 """Counts of attention calls, written by a server's process and read by the harness, even after the server was killed.
 
-The file is a memory-mapped int64 table: a row per (backend, kernel, phase, with or without a cached prefix), a column per layer.
-It is always up to date, costs one addition per call, and needs no flush, signal or exit handler. A small JSON file next to it
-says what each row counts.
+The file is a memory-mapped int64 table with a row per (backend, kernel, phase, with or without a cached prefix) and a column per
+layer. It is always up to date, costs one addition per call, and does not need a flush, a signal or an exit handler. A small JSON
+file next to it describes each row.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from assay.harness.schema import Record
 FOLDER = "counters"
 """Folder of the counter files, in a server's folder."""
 ADMISSIONS = "admissions.jsonl"
-"""File of the prefill batches that the meter noted, in a server's folder."""
+"""File of the prefill batches that the meter recorded, in a server's folder."""
 REPLAYS = "replays"
-"""Folder of counter files, in a server's folder, of passes that CUDA graphs served: their columns are numbers of requests."""
+"""Folder of counter files for passes served by CUDA graphs, in a server's folder. Their columns are numbers of requests."""
 _TABLE_ROWS, TABLE_LAYERS = 64, 512
 _TABLE = "{}.calls.i64"
 
 
 class CounterRow(Record):
-    """The key of what one row counts.
+    """The kind of call that a row counts.
 
     Attributes:
         backend: name of the attention backend that computed the call.
-        kernel: what computed the output, with its version, for example "sageattention 1.0.6 (Triton interpreter)".
+        kernel: the kernel with its version, such as "sageattention 1.0.6 (Triton interpreter)".
         phase: "extend" or "decode".
         cached_prefix: whether any sequence of the call had a cached prefix. Always True in decode.
-        delegated_by: the backend that delegated the call; empty if the engine called `backend` directly.
+        delegated_by: the backend that delegated the call, or empty if the engine called `backend` directly.
         captured: whether the calls were in a CUDA graph, counted on the device at each replay. Their prefix is unknown there, so
             `cached_prefix` is True in decode and False in extend.
         compiled: whether ``torch.compile`` code made the calls. `cached_prefix` is set as for `captured`.
-        interpreted: whether Triton's interpreter ran the kernel, so that its time is not the kernel's.
+        interpreted: whether Triton's interpreter ran the kernel, so that the measured time is not the kernel's.
     """
 
     backend: str
@@ -65,7 +65,7 @@ class CallCount(CounterRow):
 
 
 class _Legend(RunRecord):
-    """The keys of the rows of a counter file, in order, and the run."""
+    """The rows of a counter file, in order, and the run."""
 
     rows: tuple[CounterRow, ...]
 
@@ -77,8 +77,8 @@ class Admission(RunRecord):
     """A prefill batch that a server admitted: a line of ``admissions.jsonl``.
 
     Attributes:
-        process: id of the server's process that computed it.
-        rids: request ids. A prompt that is computed in chunks is admitted once for each chunk.
+        process: id of the server process that computed it.
+        rids: request ids. A prompt computed in chunks is admitted once per chunk.
         new: new tokens per request.
         prefix: cached prefix per request.
     """
@@ -99,7 +99,7 @@ class CounterFile:
         self._table = np.memmap(folder / _TABLE.format(name), np.int64, "w+", shape=(_TABLE_ROWS, TABLE_LAYERS))
 
     def row(self, row: CounterRow) -> int:
-        """Return the index of the row that counts `row`, created at its first use. Raises ValueError beyond `_TABLE_ROWS`."""
+        """Return the index of `row` in the table, adding it at first use. Raises ValueError beyond `_TABLE_ROWS`."""
         if row not in self._rows:
             if len(self._rows) == _TABLE_ROWS:
                 raise ValueError(f"more than {_TABLE_ROWS} kinds of attention call: {row}")
@@ -113,7 +113,7 @@ class CounterFile:
 
 
 def read_counters(folder: Path, run: str = "") -> list[CallCount]:
-    """Add up the counts of all processes that wrote to `folder`, by row. Arguments and errors are those of `read_by_process`."""
+    """Add up the counts of all processes that wrote to `folder`, by row. For arguments and errors, see `read_by_process`."""
     totals: dict[CounterRow, np.ndarray] = {}
     for _, rows in _tables(folder, run):
         for row, calls in rows.items():
@@ -125,7 +125,7 @@ def read_by_process(folder: Path, run: str = "") -> dict[int, list[CallCount]]:
     """Read the counts of each process that wrote to `folder`, by process id.
 
     Args:
-        run: the nonce that each of them must carry; empty to accept any.
+        run: the nonce that each file must carry, or empty to accept any.
 
     Raises:
         EvidenceError: a file is damaged, or belongs to another run.
@@ -134,7 +134,7 @@ def read_by_process(folder: Path, run: str = "") -> dict[int, list[CallCount]]:
 
 
 def _tables(folder: Path, run: str) -> Iterator[tuple[str, dict[CounterRow, np.ndarray]]]:
-    """Yield the name of each counter file, and the calls of its rows by layer, int64 [TABLE_LAYERS]."""
+    """Yield each counter file's name, and the calls of each row by layer, int64 [TABLE_LAYERS]."""
     for name, legend in _LEGENDS.read_each(folder, run).items():
         counts = folder / _TABLE.format(name)
         try:

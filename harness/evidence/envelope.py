@@ -1,8 +1,8 @@
-"""The envelope: under which conditions calls were compared in the shadow, counted by phase, layer and condition.
+"""The envelope: the conditions under which the shadow compared calls, counted by phase, layer and condition.
 
-Each process of a server writes one file, ``envelope/<pid>.json``, whenever the shadow writes its errors. Only calls whose outputs
-were compared are counted. A call counts once for every bucket in which at least one of its sequences falls; what decides are the
-lengths themselves, of which every one is kept.
+Each server process writes one file, ``envelope/<pid>.json``, whenever the shadow writes its errors. Only calls whose outputs were
+compared are counted. A call counts once for every bucket that at least one of its sequences falls into. Decisions use the lengths
+themselves, all of which are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from assay.harness.schema import Record
 from assay.harness.sides import ROLES, Device
 
 Ranges = tuple[tuple[int, int], ...]
-"""Disjoint ranges of whole numbers, ascending; both ends belong to a range, and between two ranges a number is missing."""
+"""Disjoint ranges of integers, ascending. Both ends are included, and at least one integer lies between two ranges."""
 
 
 def ranges_of(lengths: Iterable[int]) -> Ranges:
@@ -35,7 +35,7 @@ def ranges_of(lengths: Iterable[int]) -> Ranges:
 
 
 def _in_all(sets: Sequence[Ranges]) -> Ranges:
-    """Intersect the sets of lengths; none of no set."""
+    """Intersect sets of lengths, or return no lengths if there are no sets."""
     common = [_lengths(lengths) for lengths in sets]
     return ranges_of(set.intersection(*common)) if common else ()
 
@@ -43,12 +43,12 @@ def _in_all(sets: Sequence[Ranges]) -> Ranges:
 def stood_for(met: Ranges, wanted: Sequence[int], step: int = 1) -> Ranges:
     """Return the lengths that were met, and those that they stand for.
 
-    A block of `BORDER_TOKENS` lengths was met where all its `wanted` ones were, between which lies no border, and another one.
+    A block of `BORDER_TOKENS` lengths counts as met if all its `wanted` lengths were, with no border between them, and one more.
 
     Args:
         met: lengths of calls.
         wanted: the border points of the lengths that calls should have, ascending.
-        step: what calls have are multiples of it.
+        step: the lengths of calls are multiples of it.
     """
     known = _lengths(met)
     covered = set(known)
@@ -61,7 +61,7 @@ def stood_for(met: Ranges, wanted: Sequence[int], step: int = 1) -> Ranges:
 
 
 def gaps(met: Ranges, wanted: Sequence[int], step: int = 1) -> Ranges:
-    """Find the lengths between the first and the last wanted one for which no length that was met stands; see `stood_for`."""
+    """Find the lengths between the first and last wanted ones that no met length stands for; see `stood_for`."""
     if not wanted:
         return ()
     return ranges_of(set(range(wanted[0], wanted[-1] + 1)) - _lengths(stood_for(met, wanted, step)))
@@ -73,21 +73,20 @@ def _lengths(ranges: Ranges) -> set[int]:
 
 FOLDER = "envelope"
 Missing = tuple[str, str, Ranges | int | str]
-"""What some layer did not compare: a phase, the id of a condition, and its lengths, the value to reach, or the label of a kind."""
+"""A gap of some layer: a phase, a condition's id, and the lengths, the value to reach, or the label that was not compared."""
 
 
 class EngineLimits(Record):
     """The limits of an engine, as its process was configured.
 
     Attributes:
-        chunk_tokens: most tokens that are prefilled at once; None for no limit.
+        chunk_tokens: most tokens prefilled at once, or None without a limit.
         context_tokens: longest sequence.
         page_tokens: page size of the KV pool.
-        batch: most sequences in a decode batch; None if not known.
+        batch: most sequences in a decode batch, or None if unknown.
         prefix_cache: whether prefixes are cached.
-        mixed: whether an extend call may hold sequences in decode (``--enable-mixed-chunk``).
-        graphs: phase -> how its CUDA graphs were captured: "full", "breakable", "disabled" and the like. Empty where there are no
-            CUDA graphs.
+        mixed: whether an extend call may contain sequences in decode (``--enable-mixed-chunk``).
+        graphs: phase -> how its CUDA graphs were captured: "full", "breakable", "disabled" and the like. Empty without CUDA graphs.
     """
 
     chunk_tokens: int | None = None
@@ -99,7 +98,7 @@ class EngineLimits(Record):
     graphs: dict[str, str] = Field(default_factory=dict)
 
     def step(self, quantity: str) -> int:
-        """Return what the lengths of a condition are multiples of: a prefix comes from the cache in pages."""
+        """Return the unit of a condition's lengths: prefixes come from the cache in whole pages."""
         return self.page_tokens if quantity == "prefix-tokens" else 1
 
 
@@ -107,9 +106,9 @@ class EnvelopeCounts(RunRecord):
     """The calls that were compared, by condition.
 
     Attributes:
-        limits: the engine's limits; None in an empty count.
-        calls: phase -> id of a condition -> label -> layer -> calls. Labels without calls are left out.
-        met: phase -> id of a condition that is a number, such as tokens -> layer -> its values.
+        limits: the engine's limits, or None in an empty count.
+        calls: phase -> condition id -> label -> layer -> calls. Labels without calls are left out.
+        met: phase -> id of a numeric condition, such as tokens -> layer -> its values.
     """
 
     limits: EngineLimits | None = None
@@ -117,12 +116,12 @@ class EnvelopeCounts(RunRecord):
     met: dict[str, dict[str, dict[int, Ranges]]] = Field(default_factory=dict)
 
     def layers(self, phase: str) -> list[int]:
-        """Return the layers of which a call of this phase was compared, ascending."""
+        """Return the layers with a compared call in this phase, ascending."""
         batches = self.calls.get(phase, {}).get("batch", {})
         return sorted({layer for by_layer in batches.values() for layer in by_layer})
 
     def count(self, phase: str, quantity: str, label: str) -> int:
-        """Count the calls of a phase under a condition, in the layer that has the fewest of them."""
+        """Count the calls of a phase under a condition, in the layer with the fewest."""
         by_layer = self.calls.get(phase, {}).get(quantity, {}).get(label, {})
         return min((by_layer.get(layer, 0) for layer in self.layers(phase)), default=0)
 
@@ -132,7 +131,7 @@ class EnvelopeCounts(RunRecord):
         return _in_all([by_layer.get(layer, ()) for layer in self.layers(phase)])
 
     def reached(self, phase: str, quantity: str) -> int:
-        """Return the largest value of a condition that every layer met; 0 where nothing was compared."""
+        """Return the largest value of a condition that every layer met, or 0 if nothing was compared."""
         return max((last for _, last in self.values(phase, quantity)), default=0)
 
 
@@ -140,13 +139,13 @@ ENVELOPE_FILES = RunFile(f"{FOLDER}/*.json", EnvelopeCounts, durable=False)
 
 
 def read_envelope(server: Path, nonce: str = "") -> EnvelopeCounts | None:
-    """Sum what all processes of a server counted; None if none wrote anything.
+    """Sum the counts of all processes of a server, or return None if they wrote nothing.
 
-    Processes that share the heads of a layer (tensor parallelism) see the same calls, so the smallest of their counts holds.
+    Processes that share the heads of a layer (tensor parallelism) see the same calls, so the smallest of their counts is used.
 
     Args:
         server: the server's folder (``ASSAY_EVIDENCE``).
-        nonce: the run's, which every file must carry; empty to check nothing.
+        nonce: the run's nonce, which every file must carry, or empty to accept any.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
@@ -156,7 +155,7 @@ def read_envelope(server: Path, nonce: str = "") -> EnvelopeCounts | None:
 
 
 def envelope_of(folder: RunFolder) -> EnvelopeCounts | None:
-    """Read what was counted in a run, whichever server the shadow ran in; None without a layer diff.
+    """Read a run's counts from the server that the shadow ran in, or return None without a layer diff.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
@@ -196,8 +195,8 @@ class Envelope:
 
     Attributes:
         tokens: new tokens, cached prefix and total length.
-        batch: sequences of a batch.
-        depth: tokens that a request has generated, where decode is compared.
+        batch: sequences in a batch.
+        depth: tokens that a request has generated when decode is compared.
     """
 
     tokens: int
@@ -206,16 +205,16 @@ class Envelope:
 
     @classmethod
     def of(cls, tokens: int, device: Device) -> Envelope:
-        """Return the envelope of so many tokens on a device."""
+        """Return the envelope for `tokens` tokens on a device."""
         return cls(tokens, BATCH[device], DEPTH[device])
 
     def reach(self, limits: EngineLimits) -> LoadReach:
-        """Compute how far an engine can be taken into it."""
+        """Compute how much of the envelope an engine can reach."""
         tokens = longest(self.tokens, limits.context_tokens, self.depth)
         return LoadReach(tokens, limits.context_tokens, limits.chunk_tokens, limits.page_tokens, self.depth)
 
     def kinds(self, limits: EngineLimits) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Return phase -> id of a condition -> the labels of which a call is wanted. What an engine cannot do is left out."""
+        """Return phase -> condition id -> the labels that need a call, without those that the engine cannot reach."""
         reach = self.reach(limits)
         wanted = {
             phase: {
@@ -233,7 +232,7 @@ class Envelope:
         return wanted
 
     def gaps(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
-        """List the lengths that some layer did not compare, in the phases that a candidate claims."""
+        """List the lengths that some layer did not compare in the phases that a candidate claims."""
         if counts.limits is None:
             return [(phase, "total-tokens", ()) for phase in phases]
         lengths = self.reach(counts.limits).lengths
@@ -246,7 +245,7 @@ class Envelope:
         ]
 
     def missing(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
-        """List what some layer did not compare, in the phases that a candidate claims: `gaps`, and conditions without a call."""
+        """List all that some layer did not compare in the phases that a candidate claims: `gaps`, and conditions without calls."""
         lacking = self.gaps(counts, phases)
         if counts.limits is None:
             return lacking

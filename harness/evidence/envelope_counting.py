@@ -1,4 +1,4 @@
-"""Counts calls by the conditions of an envelope: those that a shadow compared, and those that a server answered.
+"""Counts calls by the conditions of an envelope: calls that a shadow compared, and calls that a server answered.
 
 The conditions of a pass are looked up once and shared by its layers, so a call costs one addition per condition that it meets.
 """
@@ -14,11 +14,11 @@ from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, Ranges
 _FIRST, _LATER, _FULL = range(len(CHUNK.labels))
 
 Values = Mapping[str, Sequence[int]]
-"""Id of a condition -> its values in a pass: of each sequence, or of the call."""
+"""Condition id -> its values in a pass: one per sequence, or one for the call."""
 
 
 class EnvelopeCounting:
-    """The counts of one process."""
+    """The counts of a process."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -30,14 +30,14 @@ class EnvelopeCounting:
     def extend(
         self, new: Sequence[int], prefix: Sequence[int], requests: Sequence[str], *, mixed: bool = False
     ) -> Values:
-        """Take note of a pass of the extend phase, and return its conditions.
+        """Record a pass of the extend phase, and return its conditions.
 
         Args:
             requests: the engine's request id per sequence.
-            mixed: whether sequences in decode may be among them.
+            mixed: whether some sequences may be in decode.
         """
         later = [rid in self._prefilled and p > 0 for rid, p in zip(requests, prefix, strict=True)]
-        # In a mixed call a sequence of one new token that was prefilled before is in decode, not a chunk.
+        # In a mixed call, a sequence with one new token that was prefilled before is in decode, not a chunk.
         decoding = [mixed and n == 1 and seen for n, seen in zip(new, later, strict=True)]
         self._prefilled.update(requests)
         chunks = [_LATER if seen and not decodes else _FIRST for seen, decodes in zip(later, decoding, strict=True)]
@@ -52,7 +52,7 @@ class EnvelopeCounting:
         }
 
     def decode(self, prefix: Sequence[int], requests: Sequence[str]) -> Values:
-        """Take note of a pass of the decode phase, and return its conditions. Arguments are those of `extend`."""
+        """Record a pass of the decode phase, and return its conditions. For arguments, see `extend`."""
         self._decoded.update(requests)
         return {
             **_lengths([1] * len(prefix), prefix),
@@ -69,7 +69,7 @@ class EnvelopeCounting:
                 self._met[phase, quantity, layer].update(values[quantity])
 
     def counts(self, run: str) -> EnvelopeCounts:
-        """Return everything that was counted, for a run's nonce."""
+        """Return all counts, for a run's nonce."""
         calls: dict[str, dict[str, dict[str, dict[int, int]]]] = {}
         for (phase, quantity, index, layer), number in self._calls.items():
             label = ENVELOPE[quantity].labels[index]

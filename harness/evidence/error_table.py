@@ -1,7 +1,7 @@
-"""Sums of errors by cell (layer, head, condition): the one layout in which errors are added up, stored and judged. Pure functions.
+"""Sums of errors by cell (layer, head, condition): the layout in which errors are added up, stored and judged. Pure functions.
 
-Sums of several queries, calls, cells and processes are merged by adding; ratios are not. A missing cell was not observed: it is not
-an error of zero.
+Sums over queries, calls, cells and processes can be merged by adding; ratios cannot. A missing cell was not observed; it does not
+mean an error of zero.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ DIMENSIONS = ("layer", "head", *CONDITIONS)
 _SHAPE = tuple(len(labels) for labels in CONDITIONS.values())
 CONDITION_COUNT = math.prod(_SHAPE)
 SUMS = ("difference", "size", "compared", "nonfinite", "undefined", "along", "square")
-"""The last axis of an array of sums over the elements of an output a and of what is expected, b: |a - b|, |b| and the count where
-both are finite; the count where only one is; that where b is undefined, which is not compared; (a - b) b and b^2."""
+"""The last axis of an array of sums over the elements of an output a and the expected output b: |a - b|, |b| and the count where
+both are finite; the count where only one is; the count where b is undefined, which is not compared; (a - b) b and b^2."""
 DISTANCE = SUMS[:5]
-"""The columns that tell how far two outputs are apart; the other two tell whether one is a multiple of the other."""
+"""The columns for the distance between two outputs. The other two show whether one output is a multiple of the other."""
 QUERY = ("difference", "bound", "size", "position", "prefix")
-"""The last axis of an array of single queries: sum of |output - truth| over head_dim, and the largest that noise explains; sum of
-|truth|; position in the sequence, its cached prefix included, and that prefix."""
+"""The last axis of an array of single queries: the sum of |output - truth| over head_dim, and the largest sum that noise explains;
+the sum of |truth|; the position in the sequence, including its cached prefix, and the prefix."""
 _DIFFERENCE, _SIZE, _COMPARED, _NONFINITE, UNDEFINED, _ALONG, _SQUARE = range(len(SUMS))
 _Array = TypeVar("_Array", bound=Any)
 
 
 def ratio(difference: _Array, size: _Array) -> _Array:
-    """Compute the relative L1, elementwise: 0 where nothing differs, infinite where only the size is zero.
+    """Compute the relative L1 elementwise: 0 where nothing differs, infinite where only the size is zero.
 
     The figure of arXiv 2410.02367, section 4.4.
 
@@ -67,9 +67,9 @@ def relative_l1(sums: Floats) -> Floats:
 
 
 def gain(sums: Floats) -> Floats:
-    """Compute the output's slope on what is expected, minus 1: sum (a - b) b / sum b^2. 0.001 if all of it is 0.1 % too large.
+    """Compute the output's slope on the expected output, minus 1: sum (a - b) b / sum b^2. It is 0.001 if all is 0.1 % too large.
 
-    Least squares through the origin. A gain is seen where an L1 bound sees nothing, since noise of either sign cancels in it.
+    This is least squares through the origin. It can show a gain that an L1 bound misses, because noise of either sign cancels.
     Infinite where an element of the output is not finite, NaN where the truth is zero or nothing was compared.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -78,20 +78,20 @@ def gain(sums: Floats) -> Floats:
 
 
 def elements(sums: Floats) -> Floats:
-    """Count the elements that were compared, or should have been."""
+    """Count the elements that were compared or should have been."""
     counts: Floats = sums[..., _COMPARED] + sums[..., _NONFINITE]
     return counts
 
 
 def excess(queries: Floats) -> Floats:
-    """Compute error over bound of single queries, [..., 5] -> [...]; 0 where nothing is off."""
+    """Compute error / bound for single queries, [..., 5] -> [...]; 0 where there is no error."""
     off, bound = queries[..., QUERY.index("difference")], queries[..., QUERY.index("bound")]
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(off == 0, 0.0, off / bound)
 
 
 def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> _Integers:
-    """Number the condition of each query of a call, int64 [sum(new)]: its index into the product of `CONDITIONS`."""
+    """Return the condition of each query in a call, int64 [sum(new)], as an index into the product of `CONDITIONS`."""
     place = np.full(len(new), PLACE.index("between"))
     place[0], place[-1] = PLACE.index("first"), PLACE.index("last")
     if len(new) == 1:
@@ -111,7 +111,7 @@ def _bucket(values: NDArray[np.int_], buckets: Buckets) -> NDArray[np.int_]:
 
 
 def cell_index(layer: int, heads: Sequence[int], conditions: Sequence[int] | _Integers) -> _Integers:
-    """Make the index of the cells of a layer, conditions first: int64 [conditions, heads, 6], the columns of `DIMENSIONS`."""
+    """Make the index of a layer's cells, conditions first: int64 [conditions, heads, 6], the columns of `DIMENSIONS`."""
     index = np.empty((len(conditions), len(heads), len(DIMENSIONS)), np.int64)
     index[..., 0], index[..., 1] = layer, heads
     index[..., 2:] = np.stack(np.unravel_index(np.asarray(conditions, np.int64), _SHAPE), axis=1)[:, None]
@@ -120,15 +120,15 @@ def cell_index(layer: int, heads: Sequence[int], conditions: Sequence[int] | _In
 
 @dataclass(frozen=True)
 class RoleErrors:
-    """The errors of a role's outputs against the truth, by cell: over sampled queries of every call, and of the worst query.
+    """The errors of a role's outputs against the truth, by cell: over sampled queries of every call, and for the worst query.
 
-    All are summed over the same queries of the same calls, so a cell's own error can be compared with what honest implementations
-    of the declared noise family cost there.
+    All are summed over the same queries of the same calls, so a cell's own error can be compared with the errors of honest
+    implementations of the declared noise family.
 
     Attributes:
         own: float64 [cells, 7], the columns of `SUMS`.
-        dropped: the same of what weights that its family may leave out add at most, 0 where it leaves out none.
-        honest: float64 [cells, members, 7]: honest implementations of its noise family, which leave out none.
+        dropped: the same, for the largest contribution of weights that the family may leave out; 0 if it leaves out none.
+        honest: float64 [cells, members, 7]: honest implementations of its noise family, which leave out no weights.
         worst: float64 [cells, 5], the columns of `QUERY`: the query whose error is the largest multiple of its bound.
     """
 
@@ -139,25 +139,25 @@ class RoleErrors:
 
     @classmethod
     def none(cls, cells: int = 0) -> Self:
-        """Return cells of which nothing was compared with the truth."""
+        """Return cells without any comparison with the truth."""
         sums = np.zeros((cells, len(SUMS)))
         return cls(sums, sums, np.zeros((cells, 0, len(SUMS))), np.zeros((cells, len(QUERY))))
 
     def each(self, change: Callable[[Floats], Floats]) -> RoleErrors:
-        """Change every array in the same way."""
+        """Apply a function to every array."""
         return RoleErrors(*(change(getattr(self, field.name)) for field in fields(self)))
 
 
 @dataclass(frozen=True)
 class ErrorTable:
-    """The errors of a candidate and of a reference, one row for each cell.
+    """The errors of a candidate and of a reference, one row per cell.
 
     Attributes:
-        index: int64 [cells, 6], the columns of `DIMENSIONS`: layer and head by number, the others into `CONDITIONS`; -1 for what a
-            row covers. Head -1, all heads together, has worst queries alone.
+        index: int64 [cells, 6], the columns of `DIMENSIONS`: layer and head by number, the others as indices into `CONDITIONS`; -1
+            for a dimension that a row covers. Head -1, all heads together, has only worst queries.
         apart: float64 [cells, 5], the columns of `DISTANCE`: the candidate's output against the reference's, over all queries.
-        candidate: against the truth.
-        reference: against the truth.
+        candidate: the candidate's errors against the truth.
+        reference: the reference's errors against the truth.
     """
 
     index: _Integers
@@ -170,7 +170,7 @@ class ErrorTable:
         cls, index: _Integers, apart: Floats | None = None,
         candidate: RoleErrors | None = None, reference: RoleErrors | None = None,
     ) -> ErrorTable:  # fmt: skip
-        """Make a table of which some parts were measured."""
+        """Make a table in which only some parts were measured."""
         nothing = RoleErrors.none(len(index))
         distance = np.zeros((len(index), len(DISTANCE))) if apart is None else apart
         return cls(index, distance, candidate or nothing, reference or nothing)
@@ -186,15 +186,15 @@ class ErrorTable:
     def exchanged(self) -> ErrorTable:
         """Exchange the roles in the same cells.
 
-        The distances stay the same, relative to the size of the same output: the other one's was not summed up. An output that is
-        not finite is that of the other role.
+        The distances stay the same, relative to the size of the same output, since the other size was not summed. A non-finite
+        output then belongs to the other role.
         """
         swapped = {"nonfinite": "undefined", "undefined": "nonfinite"}
         columns = [DISTANCE.index(swapped.get(name, name)) for name in DISTANCE]
         return ErrorTable(self.index, self.apart[:, columns], self.reference, self.candidate)
 
     def merged(self, by: Sequence[int]) -> ErrorTable:
-        """Merge the cells that agree in some columns of the index: their sums are added, and the worst query stays.
+        """Merge the cells that agree in some columns of the index, adding their sums and keeping the worst query.
 
         Args:
             by: numbers of columns. The other columns of the result are -1.
@@ -222,7 +222,7 @@ class ErrorTable:
         return ErrorTable(index, added(self.apart), *roles)
 
     def observed(self, dimension: str) -> tuple[str, ...]:
-        """Return the labels of a dimension of cells in which both outputs were compared."""
+        """Return the labels of a dimension that occur in cells where both outputs were compared."""
         labels = self.labels(dimension)
         return tuple(labels[i] for i in np.unique(self.index[self._compared, DIMENSIONS.index(dimension)]))
 
@@ -236,11 +236,11 @@ class ErrorTable:
     def distance(
         self, by: Sequence[str] = ("layer", "head"), where: Mapping[str, str] = MappingProxyType({})
     ) -> Floats:
-        """Add up how far the outputs are apart by some dimensions, over selected cells.
+        """Add up the distances of the outputs by some dimensions, over selected cells.
 
         Args:
             by: dimensions of the result, one per axis, in order.
-            where: dimension -> the label to select, for example {"phase": "extend", "prefix": ">= 16"}.
+            where: dimension -> the label to select, such as {"phase": "extend", "prefix": ">= 16"}.
 
         Returns:
             float64 [*labels of each dimension, 5], the columns of `DISTANCE`; 0 where nothing was observed.
@@ -260,15 +260,15 @@ class ErrorTable:
 
     @property
     def _compared(self) -> NDArray[np.bool_]:
-        """Cells with elements of both outputs, defined or not."""
+        """The cells that have elements of both outputs, defined or not."""
         seen: NDArray[np.bool_] = self.apart[:, _COMPARED : UNDEFINED + 1].sum(1) > 0
         return seen
 
 
 def joined(parts: Sequence[ErrorTable]) -> ErrorTable:
-    """Join the cells of several layers or processes; those of equal index are merged.
+    """Join the cells of several layers or processes, merging cells with equal index.
 
-    Where some have fewer honest implementations, the others' further ones are dropped; cells that have none add nothing.
+    If some have fewer honest implementations, the extra ones of the others are dropped. Cells that have none add nothing.
     """
     if not parts:
         return ErrorTable.of(np.zeros((0, len(DIMENSIONS)), np.int64))

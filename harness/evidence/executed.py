@@ -1,4 +1,4 @@
-"""The kernels that ran inside a server, as its processes saw them in the forward passes that the harness had them trace.
+"""The kernels that ran inside a server, as its processes saw them in traced forward passes.
 
 Each process writes one file, ``kernels/<pid>.json`` in its server's folder, and replaces it after every traced pass.
 """
@@ -15,7 +15,7 @@ FOLDER = "kernels"
 """Folder of these files, in a server's folder."""
 
 KernelKind = Literal["device", "triton", "operator"]
-"""A kernel on a GPU, a Triton function that the interpreter ran, or an operator of PyTorch."""
+"""A GPU kernel, a Triton function that the interpreter ran, or a PyTorch operator."""
 
 
 class ExecutedKernel(Record):
@@ -23,10 +23,10 @@ class ExecutedKernel(Record):
 
     Attributes:
         kind: see `KernelKind`.
-        name: as the profiler shows it; of an interpreted Triton function its ``__name__``.
-        module: of an interpreted Triton function; empty for the others.
-        attention: whether an attention call launched it; None where that is unknown, as in a replayed CUDA graph.
-        launches: how often it was launched in the pass.
+        name: its name in the profiler, or an interpreted Triton function's ``__name__``.
+        module: the module of an interpreted Triton function, otherwise empty.
+        attention: whether an attention call launched it, or None if unknown, as in a replayed CUDA graph.
+        launches: number of launches in the pass.
     """
 
     kind: KernelKind
@@ -42,7 +42,7 @@ class TracedPass(Record):
     Attributes:
         phase: "extend" or "decode".
         cached_prefix: whether any sequence had a cached prefix. Always True in decode.
-        kernels: what ran in it.
+        kernels: the kernels that ran in it.
     """
 
     phase: str
@@ -54,11 +54,11 @@ class KernelTrace(RunRecord):
     """The trace of one process.
 
     Attributes:
-        backend: name of the attention backend that was served.
-        noise: the quantisation that its kernel declares; empty for none, as are the next two for a backend of the engine.
+        backend: name of the served attention backend.
+        noise: the quantisation that its kernel declares, or empty; for a backend of the engine, the next two are empty too.
         package: the distribution that it declares.
-        kernels: the names of what it launches, as it declares them: regular expressions.
-        in_package: names of the Triton functions that the package's imported modules define.
+        kernels: the names of its kernels, as it declares them: regular expressions.
+        in_package: names of the Triton functions defined in the package's imported modules.
         passes: the traced passes, in order.
     """
 
@@ -74,5 +74,5 @@ KERNEL_TRACES = RunFile(f"{FOLDER}/*.json", KernelTrace, RUN_AGAIN, durable=Fals
 
 
 def passes_of(traces: Iterable[KernelTrace], phase: str) -> Sequence[TracedPass]:
-    """Return the traced passes of a phase, of all processes."""
+    """Return the traced passes of a phase from all processes."""
     return [pass_ for trace in traces for pass_ in trace.passes if pass_.phase == phase]

@@ -1,8 +1,8 @@
-"""What a running server did while a fault was seeded in it, in the server's folder.
+"""Files about a seeded fault in a running server, in the server's folder.
 
 ``faults/<setting>/<pid>.json`` counts the calls that had the fault. ``sensitivity/`` has the record of the answers, a scoring of
-logits (`assay.harness.evidence.logit_files`) and the errors of a shadow (`assay.harness.evidence.shadow_errors`). No verdict on the
-candidate reads them.
+logits (`assay.harness.evidence.logit_files`) and the errors of a shadow (`assay.harness.evidence.shadow_errors`). The verdict on
+the candidate does not use them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from assay.harness.evidence.run_file import RunFile, RunRecord
 
 FOLDER = "faults"
 SENSITIVITY = "sensitivity"
-"""Folder, in a server's, of what a shadow measured while a fault was switched on."""
+"""Folder of a shadow's measurements while a fault was switched on, in a server's folder."""
 
 
 class SeededCalls(RunRecord):
-    """Calls of a process while a fault was switched on.
+    """A process's calls while a fault was switched on.
 
     Attributes:
         fault: id of the fault.
         calls: attention calls.
         changed: calls whose output the fault changed.
-        refused: calls that stayed right, since the kernel contract cannot express them.
-        why: why the first of these was refused; empty for none.
+        refused: calls that stayed right, because the kernel contract cannot express them.
+        why: why the first of these was refused, or empty if none was.
     """
 
     fault: str
@@ -38,11 +38,11 @@ class SeededCalls(RunRecord):
 
 
 SEEDED_CALLS = RunFile("*.json", SeededCalls, durable=False)
-"""In the folder of one setting of the control."""
+"""Counts per process, in the folder of one setting of the control."""
 
 
 def read_seeded_calls(server: Path, token: str, nonce: str = "") -> SeededCalls | None:
-    """Read the calls of all processes of a server under one setting of the control; None if there was none.
+    """Read the calls of all processes of a server under one setting of the control, or return None if there were none.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
@@ -61,14 +61,14 @@ def read_seeded_calls(server: Path, token: str, nonce: str = "") -> SeededCalls 
 
 
 class SensitivityRecord(RunRecord):
-    """The record of what a server did under a seeded fault, written when it was done.
+    """The record of a server's work under a seeded fault, written at its end.
 
     Attributes:
         fault: id of the fault.
-        served: calls while the fault was in what the model used; None if it never was.
-        answers: answers of the candidate with the fault, in the order in which the questions were asked.
+        served: calls while the fault was in the served backend, or None if it never was.
+        answers: the candidate's answers with the fault, in the order of asking.
         scored: number of sequences whose logits were scored with the fault.
-        shadowed: calls while the fault was in the candidate in the shadow; None if it never was.
+        shadowed: calls while the fault was in the shadow's candidate, or None if it never was.
         seconds: time taken.
     """
 

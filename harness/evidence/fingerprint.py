@@ -1,6 +1,6 @@
-"""The fingerprint of a server: what it really serves, in a form in which two servers can be compared.
+"""The fingerprint of a server: a description of what it really serves, made so that two servers can be compared.
 
-Each part was observed, or `Fingerprint.not_observed` names it with the reason.
+Each part was either observed, or `Fingerprint.not_observed` names it with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = (
     "tokens", "generation", "positions", "rope", "config", "weights", "adapters", "quantisation", "experts", "backends", "ignored",
     "arguments", "environment", "packages", "hardware",
 )  # fmt: skip
-"""The parts of a fingerprint: the fields that hold them have these names."""
+"""The parts of a fingerprint, which are also the names of its fields."""
 
 
 class RopeTable(Record):
@@ -29,15 +29,15 @@ class RopeTable(Record):
 
     Attributes:
         name: path of its first module.
-        layers: those that use it, as "0-3", or empty where that is not known.
+        layers: the layers that use it, such as "0-3", or empty if unknown.
         kind: class of the module.
-        dtype: of the table.
-        rows: positions that it holds, or 0 where it is computed as needed.
-        frequencies: angle per position of each pair of dims, as the table has them.
+        dtype: the table's dtype.
+        rows: number of positions in it, or 0 if it is computed as needed.
+        frequencies: angle per position of each pair of dims, according to the table.
         scale: factor of all cos and sin.
-        digest: of the table, or of the frequencies without one.
-        error: largest distance of the table from cos and sin in float64, or None where it holds no positions.
-        wrong: how it differs from ``config.json``, a sentence; empty if it agrees, or if that does not say.
+        digest: digest of the table, or of the frequencies if there is no table.
+        error: largest distance of the table from cos and sin in float64, or None if it holds no positions.
+        wrong: how it contradicts ``config.json``, as a sentence, or empty if it does not.
     """
 
     name: str
@@ -56,21 +56,22 @@ class Weight(Record):
     """One parameter as loaded.
 
     Attributes:
-        name: its path in the model; of a piece, where it lies in the whole.
-        shape: of this process's part.
-        dtype: of its elements.
-        digest: of all bytes, or of a sample of those of a large one (`assay.harness.fingerprint.weights`).
-        projections: products with random signs that a name and the indices in the whole decide; they tell rounded weights from
-            others, and those of the parts of a whole add up. Empty where it is not known which part each process holds.
-        signs: the name and the first row that decide the signs, "NAME ROW", or empty for its own name and row 0.
-        sums: sums over all elements of powers: they do not depend on the order, so those of shards add up, known places or not.
-        grid: the narrowest dtype that holds all of its elements exactly, such as "bfloat16" of a float32 parameter.
-        ranks: processes that hold a part of it; 1 where each holds the whole.
-        whole: shape of the whole parameter, or empty where the part that a process holds is not known.
-        held: of one process, the pieces of the whole that it holds; of all processes together, what each holds, in the order of
-            ranks, where `whole` is not known.
-        copies_differ: whether processes that hold the same piece of it hold other numbers.
-        unlike_checkpoint: relative distance from the checkpoint's values, 0 where they are the same or not known.
+        name: its path in the model, or the place of a piece in the whole.
+        shape: shape of this process's part.
+        dtype: dtype of its elements.
+        digest: digest of all bytes, or of a sample for a large parameter (`assay.harness.fingerprint.weights`).
+        projections: products with random signs that depend on the name and the indices in the whole. They distinguish rounded
+            weights from different ones, and a whole's projections are the sum over its parts. Empty if each process's part is
+            unknown.
+        signs: the name and the first row that determine the signs, "NAME ROW", or empty for its own name and row 0.
+        sums: sums of powers over all elements. They do not depend on order, so shards add up even if their places are unknown.
+        grid: the narrowest dtype that holds all elements exactly, such as "bfloat16" for a float32 parameter.
+        ranks: number of processes that hold a part of it, or 1 if each holds the whole.
+        whole: shape of the whole parameter, or empty if the process's part of it is unknown.
+        held: for one process, the pieces of the whole that it holds; for all processes together, each one's part in rank order, if
+            `whole` is unknown.
+        copies_differ: whether copies of the same piece differ between processes.
+        unlike_checkpoint: relative distance from the checkpoint's values; 0 if they are the same or unknown.
         not_in_checkpoint: whether the checkpoint lacks it, or a part of it.
         kept: why it must not be rounded, such as "router bias", or empty for other parameters.
     """
@@ -96,17 +97,17 @@ class Tokens(Record):
     """Token ids of the probe corpus, `assay.evals.probe_texts`.
 
     Attributes:
-        tokenizer: class of the tokenizer, or empty where only its results were seen.
+        tokenizer: class of the tokenizer, or empty if only its results were seen.
         bos: id of the token that begins a sequence, if any.
-        eos: ids of the tokens that end one.
-        texts: ids of each text, special tokens added as the tokenizer does by default.
+        eos: ids of the tokens that end a sequence.
+        texts: ids of each text, with the special tokens that the tokenizer adds by default.
         bare: the same without special tokens.
-        chats: ids of each chat, as the server makes them of its messages.
-        refused: why a chat got no ids, by its name, where others got some: the template takes no such role, or no tools.
-        written: ids of ``tokenizer.json`` itself, which no class has changed, of the texts where they are not `bare`.
-        retold: ids of each chat where a client renders it to text first, and the tokenizer adds special tokens again.
-        counts: number of prompt tokens of each chat, where only that was seen.
-        digests: of the chat template, and of what ``tokenizer.json`` computes from by its parts: the corpus meets a little of it.
+        chats: ids of each chat, as the server makes them from its messages.
+        refused: why a chat did not get ids, by name, if others did: the template does not accept such a role, or tools.
+        written: ids from ``tokenizer.json`` alone, without any tokenizer class, for the texts where they differ from `bare`.
+        retold: ids of each chat if a client renders it to text first, and the tokenizer adds special tokens again.
+        counts: number of prompt tokens of each chat, if only the number was seen.
+        digests: digests of the chat template and of the parts of ``tokenizer.json``, most of which the corpus does not exercise.
     """
 
     tokenizer: str = ""
@@ -128,8 +129,8 @@ class Resolved(Record):
     Attributes:
         operation: "attention", "gemm", "moe", "norm", "rope", "all-reduce", "sampler", ...
         phase: "extend", "decode" or empty for all.
-        layers: those that run it, as "0-6,12-31", or empty outside of layers.
-        runs: its name.
+        layers: the layers that run it, such as "0-6,12-31", or empty outside the layers.
+        runs: the implementation's name.
     """
 
     operation: str
@@ -138,28 +139,43 @@ class Resolved(Record):
     runs: str
 
 
+class FolderNote(Record):
+    """What the files of a model folder contradict each other in, or leave to an engine to decide.
+
+    Attributes:
+        id: stable, such as "yarn-factor".
+        says: the contradiction and its consequence, a sentence.
+        changes_outputs: False for settings that are right, and only to be known.
+    """
+
+    id: str
+    says: str
+    changes_outputs: bool = True
+
+
 class Fingerprint(RunRecord):
     __doc__ = f"""A record of what a server really serves. {RULE}
 
     Attributes:
-        source: where it was observed.
+        source: the kind of source that was observed.
         engine: "SGLang 0.5.23 on cpu", or the packages that read the model's files.
-        model: as it was named.
-        asked: settings of the side, by name, as `assay.harness.sides.treatment` has them, as requested.
-        tokens, rope, weights: see their types. The weights are those of all processes together.
-        config: settings of the model, by name: of its resolved configuration, and floats as its layers hold them.
-        generation: defaults of generation.
-        positions: position ids of the tokens of a probe.
-        adapters: digest of each LoRA adapter that is loaded, by its name.
-        quantisation: the scheme, by name of a setting; empty values are left out.
+        model: the model's name as given.
+        asked: the side's settings as requested, by name, as in `assay.harness.sides.treatment`.
+        tokens, rope, weights: see their types. The weights are joined over all processes.
+        config: the model's settings by name: the resolved configuration, and the floats that its layers hold.
+        generation: generation defaults.
+        positions: position ids of a probe's tokens.
+        adapters: digest of each loaded LoRA adapter, by name.
+        quantisation: the scheme's settings by name; empty values are left out.
         experts: digest of the map from logical to physical experts, by layer, or empty for a model without experts.
         backends: the resolved implementations.
-        ignored: what the layers ask for and a backend does not compute, a sentence each.
-        arguments: the resolved arguments of the server.
+        ignored: features that the layers need and a backend does not compute, one sentence each.
+        arguments: the server's resolved arguments.
         environment: variables that can change numbers.
         packages: versions.
         hardware: device, driver, processor.
-        not_observed: why a part was not observed, by its name.
+        folder: contradictions in the model's folder, if it was read.
+        not_observed: why a part was not observed, by name.
         seconds: time that each part took.
     """
 
@@ -183,11 +199,12 @@ class Fingerprint(RunRecord):
     environment: dict[str, str] | None = None
     packages: dict[str, str] | None = None
     hardware: dict[str, str] | None = None
+    folder: tuple[FolderNote, ...] = ()
     not_observed: dict[str, str] = Field(default_factory=dict)
     seconds: dict[str, float] = Field(default_factory=dict)
 
     def with_parts(self, read: Mapping[str, Any], seconds: Mapping[str, float] = MappingProxyType({})) -> Fingerprint:
-        """Return it with further parts as `assay.harness.fingerprint.in_interpreter.observed` gives them; `seconds` come first."""
+        """Return it with more parts, as `assay.harness.fingerprint.in_interpreter.observed` returns them, after `seconds`."""
         taken = {**seconds, **self.seconds, **read["seconds"]}
         missing = {**self.not_observed, **read["not_observed"]}
         return self.model_copy(update={**read, "not_observed": missing, "seconds": taken})
@@ -198,10 +215,10 @@ class Fingerprint(RunRecord):
 
 
 FINGERPRINT = RunFile("fingerprint.json", Fingerprint, RUN_AGAIN)
-"""The fingerprint of one server, in its folder or where a command was told to write it."""
+"""The fingerprint of a server, in its folder or at a path given to a command."""
 OF_PROCESS = RunFile("fingerprint/*.json", Fingerprint, RUN_AGAIN, durable=False)
-"""What each process of a server observed of itself: rank 0 and the others of a tensor-parallel server."""
-# Bytes of a file in which its schema stands.
+"""Each server process's own fingerprint: rank 0 and the other ranks of a tensor-parallel server."""
+# Leading bytes of a file that contain its schema.
 _START = 2000
 
 
@@ -227,11 +244,11 @@ def _holder(path: Path) -> Path | None:
 
 
 def read_fingerprint(path: Path) -> Fingerprint:
-    """Read a fingerprint from its file, or from the folder of a run: RUN is its candidate, RUN/servers/reference the other.
+    """Read a fingerprint from its file, or from a run's folder: RUN has the candidate's, RUN/servers/reference the reference's.
 
     Raises:
-        UsageError: it has none.
-        EvidenceError: it is damaged.
+        UsageError: the path has no fingerprint.
+        EvidenceError: the fingerprint is damaged.
     """
     if path.is_dir():
         holder = _holder(path)

@@ -1,12 +1,12 @@
-"""``runs/<id>/``: a run's folder. It holds everything measured so far at any moment, so a killed run loses nothing."""
+"""``runs/<id>/``: a run's folder. At any moment it holds everything measured so far, so a killed run loses nothing."""
 
-# The states of a run's folder, and what ends each:
-#   unused  no manifest.json, whatever else a full disk or a kill left of `open`: ended by the manifest, the last file of `open`
-#   open    records.jsonl and the servers' folders grow, under the lock of one process: ended by `seal`, once everything was done;
+# The states of a run's folder, and how each ends:
+#   unused  no manifest.json, even if a full disk or a kill left other files of `open`: ends with the manifest, the last of them
+#   open    records.jsonl and the servers' folders grow, under the lock of one process: ends with `seal`, once everything is done;
 #           a failure or a kill leaves the folder open, and the next `open` of the same run resumes
-#   sealed  progress.json has the hash of each file, and every reader refuses a change: ended by an `open`, which resumes
-# A bench or a comparison of features (`EndedFolder`) is sealed by end.json, and is never opened again. A seal is no signature: who
-# rewrites the file that holds it, too, is believed.
+#   sealed  progress.json has the hash of each file, and every reader refuses a change: ends with an `open`, which resumes
+# A bench or a comparison of features (`EndedFolder`) is sealed by end.json and is never opened again. A seal is not a signature:
+# somebody who also rewrites the file with the seal goes unnoticed.
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from assay.harness.text import few
 if TYPE_CHECKING:
     from filelock import FileLock
 
-# What may change when a run is resumed: how fast and how patiently it asks.
+# Settings that may change when a run is resumed: how fast and how patiently it asks.
 _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
 _DAMAGED = "check that the path is the folder of a run, or run again with a new --out"
 _ManifestKind = TypeVar("_ManifestKind", bound=Origin)
 _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
-# Suffixes of evidence. Logs, and what a reader puts beside it, are none.
+# Suffixes of evidence. Logs and files that a reader adds are not evidence.
 _SEALED = frozenset({".json", ".jsonl", ".safetensors", ".i64"})
-# Files that hold the seal, or are made again from evidence.
+# Files that hold the seal, or that are rebuilt from evidence.
 _NOT_SEALED = frozenset({"progress.json", "end.json", "counters.json", "report.json", "bench.json", "invariance.json"})
 _MOST_NAMES = 3
 
 
 class _FolderEnd(RunRecord):
-    """``end.json``, the last file that is written: everything that was planned was done. It has the hash of each other file."""
+    """``end.json``, the last file written, once the whole plan is done. It has the hash of each other file."""
 
     sealed: dict[str, str] = Field(min_length=1)
 
@@ -56,7 +56,7 @@ _END = RunFile("end.json", _FolderEnd, RUN_AGAIN)
 
 
 class _BoundFolder(Generic[_ManifestKind]):
-    """A folder whose files all carry the nonce in its manifest, of type `kind`; `nonce` gives it until the manifest is written."""
+    """A folder whose files all carry the nonce in its manifest, of type `kind`. Before the manifest exists, `nonce` holds it."""
 
     kind: ClassVar[type[Any]]
 
@@ -69,11 +69,11 @@ class _BoundFolder(Generic[_ManifestKind]):
         """Make a new folder, locked against other processes for as long as the result exists.
 
         Args:
-            nonce: that of the run to which it belongs; empty for a folder of its own.
+            nonce: the nonce of the run that it belongs to, or empty for a separate folder.
 
         Raises:
-            UsageError: it is not empty, or another process writes to it.
-            EvidenceError: it cannot be created.
+            UsageError: the folder is not empty, or another process writes to it.
+            EvidenceError: the folder cannot be created.
         """
         lock = lock_folder(path) if is_unused(path) else None
         if lock is None or not is_unused(path):
@@ -83,7 +83,7 @@ class _BoundFolder(Generic[_ManifestKind]):
         return folder
 
     def manifest(self) -> _ManifestKind:
-        """Read its manifest. Raises EvidenceError if it is missing or damaged, or of another run."""
+        """Read its manifest. Raises EvidenceError if it is missing, damaged, or of another run."""
         path = self.path / "manifest.json"
         manifest: _ManifestKind = read_json(path, self.kind, _DAMAGED)
         check_run(path, manifest.nonce, self._nonce)
@@ -99,52 +99,64 @@ class _BoundFolder(Generic[_ManifestKind]):
         jsonl.append(self.path / name, [record.model_copy(update={"run": self.nonce}) for record in records])
 
     def lines(self, name: str, kind: type[Kind]) -> list[Kind]:
-        """Read a file of lines; none if it does not exist. Raises EvidenceError if one is damaged, or of another run."""
+        """Read a file of lines, if it exists. Raises EvidenceError if a line is damaged, or of another run."""
         return jsonl.read(self.path / name, kind, self.nonce)
 
     @property
     def nonce(self) -> str:
-        """The nonce that every file of its evidence carries. Raises EvidenceError if the manifest is missing or damaged."""
+        """The nonce that all its evidence carries. Raises EvidenceError if the manifest is missing or damaged."""
         self._nonce = self._nonce or self.manifest().nonce
         return self._nonce
 
 
 class EndedFolder(_BoundFolder[_ManifestKind]):
-    """A folder that is made once, and never gone on with: its last file seals the others."""
+    """A folder that is made once and never resumed: its last file seals the others."""
 
     @property
     def complete(self) -> bool:
-        """True if everything was done that was planned."""
+        """True if the whole plan was done."""
         return _END.read(self.path, self._nonce) is not None
 
     def seal(self) -> None:
-        """Record that it is complete, and the hash of each file of evidence. Raises EvidenceError if it cannot."""
+        """Record completion, and the hash of each file of evidence. Raises EvidenceError if it cannot be written."""
         _END.write(self.path, _FolderEnd(sealed=_seal_of(self.path)), self.nonce)
 
     def check_sealed(self) -> None:
-        """Raise EvidenceError if it is complete and a file was changed, removed or added since."""
+        """Raise EvidenceError if it is complete, but a file was changed, removed or added since."""
         if end := _END.read(self.path, self.nonce):
             _check_seal(self.path, end.sealed)
 
 
 class EvidenceFolder(_BoundFolder[_ManifestKind]):
-    """The folder of a run or of a bench, with what the processes of both servers leave there."""
+    """The folder of a run or a bench, with the files that both servers' processes leave there."""
 
     def server_folder(self, role: Role) -> Path:
-        """Return the folder in which a role's server writes its counters and admissions."""
+        """Return the folder where a role's server writes its counters and admissions."""
         return self.path / "servers" / role
 
     def log(self, role: Role) -> Path:
         """Return a role's server log."""
         return self.path / f"{role}.log"
 
+    def read(self, file: RunFile[Kind], role: Role | None = None) -> Kind | None:
+        """Read a file of the run or of a role's server, if it exists. Raises EvidenceError if it is damaged."""
+        place = self.server_folder(role) if role else self.path
+        record = file.read(place)
+        if record is not None:  # only then must the folder have a manifest with a nonce
+            check_run(place / file.name, record.run, self.nonce)
+        return record
+
+    def write(self, file: RunFile[Kind], record: Kind, role: Role | None = None) -> None:
+        """Replace a file of the run or of a role's server, adding the run's nonce. Raises EvidenceError if it cannot."""
+        file.write(self.server_folder(role) if role else self.path, record, self.nonce)
+
     def fingerprints(self) -> dict[Role, Fingerprint]:
-        """Read what the servers really served, of each role whose server told. Raises EvidenceError if one is damaged."""
+        """Read the fingerprint of each role whose server reported one. Raises EvidenceError if one is damaged."""
         read = {role: FINGERPRINT.read(self.server_folder(role), self.nonce) for role in ROLES}
         return {role: made for role, made in read.items() if made is not None}
 
     def counters(self, role: Role) -> list[CallCount]:
-        """Read the attention calls counted in a role's server."""
+        """Read the counts of attention calls in a role's server."""
         return read_counters(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
 
     def write_counters(self) -> None:
@@ -154,7 +166,7 @@ class EvidenceFolder(_BoundFolder[_ManifestKind]):
 
 
 class RunFolder(EvidenceFolder[Manifest]):
-    """A run's folder, new or resumed. One that `open` returned is locked against other processes for as long as it exists."""
+    """A run's folder, new or resumed. If returned by `open`, it is locked against other processes for as long as it exists."""
 
     kind = Manifest
 
@@ -168,7 +180,7 @@ class RunFolder(EvidenceFolder[Manifest]):
         """
         folder = cls(path)
         written = path / "manifest.json"
-        # A run that could not write its manifest, as on a full disk, has begun nothing.
+        # A run that could not write its manifest, as on a full disk, has not begun.
         if not written.exists() and not is_unused(path, remains=("items.jsonl",)):
             raise UsageError(
                 f"{path} exists and is not the folder of a run.", "a new or empty folder", "name another one with --out"
@@ -185,7 +197,7 @@ class RunFolder(EvidenceFolder[Manifest]):
         if differing:
             raise UsageError(
                 f"{path} holds another run: {'; '.join(differing)}.",
-                "the run that is to be resumed, or a new folder",
+                "the run to resume, or a new folder",
                 "name another folder with --out",
             )
         folder.check_sealed()
@@ -193,20 +205,8 @@ class RunFolder(EvidenceFolder[Manifest]):
         folder.update(folder.progress().model_copy(update={"failure": None, "sealed": {}}))
         return folder
 
-    def read(self, file: RunFile[Kind], role: Role | None = None) -> Kind | None:
-        """Read a file of the run, or of a role's server, if there is one. Raises EvidenceError if it is damaged."""
-        place = self.server_folder(role) if role else self.path
-        record = file.read(place)
-        if record is not None:  # only then must the folder have a manifest with a nonce
-            check_run(place / file.name, record.run, self.nonce)
-        return record
-
-    def write(self, file: RunFile[Kind], record: Kind, role: Role | None = None) -> None:
-        """Replace a file of the run, or of a role's server; it gets the run's nonce. Raises EvidenceError if it cannot."""
-        file.write(self.server_folder(role) if role else self.path, record, self.nonce)
-
     def progress(self) -> Progress:
-        """Read the state of the run; an empty one if none was written yet."""
+        """Read the run's state, or return an empty one if none was written yet."""
         return self.read(_PROGRESS) or Progress()
 
     def update(self, progress: Progress) -> None:
@@ -224,7 +224,7 @@ class RunFolder(EvidenceFolder[Manifest]):
         _check_seal(self.path, progress.sealed, progress.stated)
 
     def items(self) -> list[Item]:
-        """Read the items that both servers are asked. Raises EvidenceError if they are not those that the manifest names."""
+        """Read the items that both servers are asked. Raises EvidenceError if their hash differs from the manifest's."""
         path = self.path / "items.jsonl"
         items = jsonl.read(path, Item)
         if (actual := hash_items(items)) != (expected := self.manifest().items_hash):
@@ -236,7 +236,7 @@ class RunFolder(EvidenceFolder[Manifest]):
         return items
 
     def answers(self) -> list[Answer]:
-        """Read all answers so far, each with the size of the batch that admitted the request where the server recorded it."""
+        """Read all answers so far, each with the size of the batch that admitted its request, if the server recorded it."""
         batches = {role: self._batches(role) for role in ROLES}
         answers = self.lines("records.jsonl", Answer)
         return [
@@ -248,22 +248,22 @@ class RunFolder(EvidenceFolder[Manifest]):
         self.append_lines("records.jsonl", [answer])
 
     def record_server(self, server: ServerManifest) -> None:
-        """Record what a server reports about itself, in place of an earlier server of that role."""
+        """Record a server's own report, replacing that of an earlier server in the same role."""
         progress = self.progress()
         others = (s for s in progress.servers if s.role != server.role)
         self.update(progress.model_copy(update={"servers": (*others, server)}))
 
     def baseline(self, role: Role) -> Path:
-        """Return the folder of the accepted baseline with which a role is compared."""
+        """Return the folder of the accepted baseline that a role is compared with."""
         return self.path / "baseline" / role
 
     @property
     def baseline_status(self) -> Path:
-        """The file that says which baselines the run is compared with; it is missing if there is no such comparison."""
+        """The file that lists the baselines of the run's comparison; it is missing without such a comparison."""
         return self.path / "baseline" / "status.json"
 
     def counters_by_process(self, role: Role) -> dict[int, list[CallCount]]:
-        """Read the attention calls counted in each process of a role's servers, by process id."""
+        """Read the counts of attention calls in each process of a role's servers, by process id."""
         return read_by_process(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
 
     def admissions(self, role: Role) -> list[Admission]:
@@ -271,7 +271,7 @@ class RunFolder(EvidenceFolder[Manifest]):
         return jsonl.read(self.server_folder(role) / ADMISSIONS, Admission, self.nonce)
 
     def _batches(self, role: Role) -> dict[str, int]:
-        """Return the sequences in the first prefill batch of each request, by request id."""
+        """Return the number of sequences in each request's first prefill batch, by request id."""
         batches: dict[str, int] = {}
         for admission in self.admissions(role):
             for rid in admission.rids:
@@ -280,7 +280,7 @@ class RunFolder(EvidenceFolder[Manifest]):
 
 
 def _differing(earlier: Manifest, now: Manifest) -> list[str]:
-    """Describe each way in which `now` is a different run from `earlier`."""
+    """Describe each difference between the runs `earlier` and `now`."""
     before, after = _settings(earlier.spec), _settings(now.spec)
     changes = [
         f"{key} was {before.get(key)!r}, now {after.get(key)!r}"
@@ -300,7 +300,7 @@ def _differing(earlier: Manifest, now: Manifest) -> list[str]:
 
 
 def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recorded spec by name; those of a side begin with its role."""
+    """Return the settings of a recorded spec by name. The names of a side's settings begin with its role."""
     flat: dict[str, Any] = {}
     for part, value in spec.items():
         inside = value if isinstance(value, Mapping) else {"": value}
@@ -311,7 +311,7 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seal_of(folder: Path) -> dict[str, str]:
-    """Hash each file of a run's evidence with SHA-256, by its path in the run's folder.
+    """Hash each file of a run's evidence with SHA-256, by relative path.
 
     Raises:
         EvidenceError: a file cannot be read.
@@ -331,11 +331,11 @@ def _seal_of(folder: Path) -> dict[str, str]:
 
 
 def _check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Refuse evidence that is not as it was when its run ended.
+    """Refuse evidence that was changed after its run ended.
 
     Args:
-        sealed: `_seal_of` the folder at that time, and `stated`; empty for a run that has not ended, where nothing is checked.
-        stated: hashes of what the file with the seal itself states now.
+        sealed: `_seal_of` the folder at that time, and `stated`; empty for a run that has not ended, which is not checked.
+        stated: current hashes of the statements in the file with the seal.
 
     Raises:
         EvidenceError: a file was changed, removed or added.

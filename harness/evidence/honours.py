@@ -1,4 +1,4 @@
-"""What attention backends do with what a layer asks of them: the result of ``assay backends --honours``."""
+"""How attention backends treat the features that a layer asks for: the result of ``assay backends --honours``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from assay.harness.schema import Record
 
 State = Literal["honours", "ignores", "wrong", "refuses", "crashes", "not measured"]
-# The states, the worst first: what is ignored gives wrong outputs, and nobody is told.
+# The states, worst first: an ignored feature gives wrong outputs without any warning.
 _WORST: tuple[State, ...] = ("ignores", "wrong", "crashes", "refuses", "not measured", "honours")
 
 
@@ -21,18 +21,18 @@ class Shape(Record):
 
 
 class Measured(Record):
-    """The answer of a backend to an attribute in a phase.
+    """A backend's treatment of an attribute in a phase.
 
     Attributes:
         attribute: name of the attribute.
         phase: "prefill", "prefill with a cached prefix" or "decode".
-        state: what the backend does.
-        says: what it computes if it is wrong, in which precision if that is not the output's, the first line of what it raised, or
-            why it was not measured.
-        error: relative L1 to attention with the attribute, of the worst query and head; None if it computed nothing.
-        test: a test that fails, of a call that shows it; empty where the contract has no such call.
-        shapes: those in which it was measured.
-        where: that which has this state, where another one has a better one; None where all have it.
+        state: the backend's behaviour.
+        says: the wrong result, the precision if it is not the output's, the first line of the exception, or the reason why it was
+            not measured.
+        error: relative L1 to attention with the attribute, for the worst query and head, or None if it computed nothing.
+        test: a failing test for a call that shows it, or empty if the contract has no such call.
+        shapes: the measured shapes.
+        where: the shape with this state, if another shape has a better one, or None if all shapes have it.
     """
 
     attribute: str
@@ -46,16 +46,16 @@ class Measured(Record):
 
 
 def worst_of(cells: Sequence[Measured]) -> Measured:
-    """Return the first of those with the worst state."""
+    """Return the first cell with the worst state."""
     return min(cells, key=lambda cell: _WORST.index(cell.state))
 
 
 class BackendResult(Record):
-    """The answers of a backend to all attributes.
+    """A backend's treatment of all attributes.
 
     Attributes:
-        backend: SGLang's name of it.
-        problem: why it cannot be run here; empty if it can.
+        backend: its name in SGLang.
+        problem: why it cannot run here, or empty if it can.
     """
 
     backend: str
@@ -63,17 +63,17 @@ class BackendResult(Record):
     measured: tuple[Measured, ...] = ()
 
     def state(self, attribute: str) -> State | None:
-        """Return the worst state of an attribute over the phases; None if it was not measured."""
+        """Return an attribute's worst state over the phases, or None if it was not measured."""
         cells = [cell for cell in self.measured if cell.attribute == attribute]
         return worst_of(cells).state if cells else None
 
 
 class Honours(Record):
-    """The answers of an installation's backends to what a layer can ask for.
+    """How an installation's backends treat the features that a layer can ask for.
 
     Attributes:
-        sglang: its version.
-        device: where they ran; "cpu (Triton interpreted)" where Triton's kernels are interpreted.
+        sglang: SGLang's version.
+        device: the device, or "cpu (Triton interpreted)" if Triton's kernels are interpreted.
     """
 
     sglang: str

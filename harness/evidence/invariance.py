@@ -1,7 +1,7 @@
-"""The evidence of ``assay invariance``: what was asked for, and what each arm answered.
+"""The evidence of ``assay invariance``: the plan, and each arm's answers.
 
 ``manifest.json`` is the plan, ``arms/<number>.json`` one pass over the probes in one server with some features on, and
-``servers/<number>/`` what a server left. ``end.json`` seals all of it once everything was run that was planned.
+``servers/<number>/`` a server's files. ``end.json`` seals all of it once the whole plan was run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FOLDER = "invariance"
 
 
 class Scores(Record):
-    """Log-probabilities at consecutive positions of a sequence, in nats; NaN where the server gave none.
+    """Log-probabilities at consecutive positions of a sequence, in nats, or NaN if the server did not return one.
 
     Attributes:
-        first: index in the sequence of the first token that is predicted.
-        tokens: the tokens of the sequence there.
-        own: log-probability of each.
+        first: index in the sequence of the first predicted token.
+        tokens: the sequence's tokens from there on.
+        own: log-probability of each of them.
         ids: the most probable tokens at each position, best first.
         logprobs: their log-probabilities.
     """
@@ -43,7 +43,7 @@ class Scores(Record):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        """Refuse scores with positions or tokens that something is missing of."""
+        """Refuse scores with incomplete positions or tokens."""
         if not len(self.tokens) == len(self.own) == len(self.ids) == len(self.logprobs):
             raise ValueError("a position without a token, or without log-probabilities")
         if any(len(row) != len(ids) for ids, row in zip(self.ids, self.logprobs, strict=True)):
@@ -52,7 +52,7 @@ class Scores(Record):
 
     @property
     def end(self) -> int:
-        """The index behind the last token that is predicted."""
+        """The index after the last predicted token."""
         return self.first + len(self.tokens)
 
 
@@ -62,14 +62,14 @@ class ProbeReply(Record):
     Attributes:
         probe: id of the probe.
         prompt_tokens: tokens of its prompt.
-        cached_tokens: those that came from the prefix cache.
-        host_tokens: those of these that were found in the host's memory.
+        cached_tokens: prompt tokens from the prefix cache.
+        host_tokens: cached tokens that came from the host's memory.
         prefill: its prompt, teacher-forced.
-        decode: what it generated.
+        decode: its generated tokens.
         finish: reason why it ended: "length" or "stop".
-        retractions: times that it was retracted.
-        verifications: passes that verified drafts; 0 without speculation.
-        pieces: parts in which the answer came; 1 where it came whole.
+        retractions: number of retractions.
+        verifications: number of passes that verified drafts, or 0 without speculation.
+        pieces: number of parts in which the answer arrived, or 1 if it was not streamed.
     """
 
     probe: str
@@ -85,11 +85,11 @@ class ProbeReply(Record):
 
 
 class TracedPlace(Record):
-    """What a pass was traced for.
+    """The place that a pass was traced for.
 
     Attributes:
         probe: id of the probe.
-        index: of the predicted token in its sequence, from 0; the token before it is the last that is traced.
+        index: index of the predicted token in its sequence, from 0. The last traced token is the one before it.
     """
 
     probe: str
@@ -100,19 +100,19 @@ class ArmRecord(RunRecord):
     """One pass over the probes.
 
     Attributes:
-        number: in the order in which arms were run; 0 is the base, 1 the base again.
+        number: position in the order of arms; 0 is the base, 1 the base again.
         features: ids of the features that were on.
         why: why it was run: "base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction", "asked
-            again" of an arm that failed, "sensitivity", or, of a pass that was traced, "trace" or "trace again".
-        replies: in the order of the probes; empty where it failed.
+            again" for a failed arm, "sensitivity", or, for a traced pass, "trace" or "trace again".
+        replies: replies in the order of the probes, or empty if the arm failed.
         texts: greedy answers to a few prompts, which end where the model ends them.
-        seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.
-        unseen: why a feature was not shown to be on, by its id.
-        problem: why it was not run to its end; empty if it was.
-        server: number of the server in which it ran.
-        seconds: of the pass, without the start of the server.
-        startup_s: seconds that its server took to start, in the server's first arm; 0 in the others.
-        traced: the place for which it was asked again with the trace on, under `label`; None for a pass that was not.
+        seen: evidence that a feature was on, by feature id; a feature without an entry was not shown to be on.
+        unseen: why a feature was not shown to be on, by feature id.
+        problem: why it did not finish, or empty if it did.
+        server: number of the server that ran it.
+        seconds: duration of the pass, without the server's startup.
+        startup_s: startup time of its server in seconds, in the server's first arm; 0 in the others.
+        traced: the place that it was repeated for with the trace on, under `label`, or None for an untraced pass.
     """
 
     number: int
@@ -130,27 +130,27 @@ class ArmRecord(RunRecord):
 
     @property
     def label(self) -> str:
-        """The name of its trace, which its requests' ids have too."""
+        """The name of its trace, which also appears in its requests' ids."""
         return f"{self.number:03d}"
 
     @property
     def complete(self) -> bool:
-        """True if it was run to its end."""
+        """True if it finished."""
         return bool(self.replies) and not self.problem
 
 
 class InvarianceManifest(Origin):
-    """What was to be compared.
+    """The planned comparison.
 
     Attributes:
         backend: attention backend of the base.
         features: ids of the features that arms switch.
-        not_covered: features that cannot be switched here: id -> why.
+        not_covered: features that cannot be switched here: id -> reason.
         arms: the planned arms after the base, each as the ids of its features.
         mode: how the arms were chosen: "pairs", "singles" or "exactly".
-        minutes: the budget; 0 for none.
-        dtype: of the activations, such as "float32".
-        lengths: id of each probe -> tokens of its prompt, of its shared prefix, and of its answer.
+        minutes: the budget, or 0 without one.
+        dtype: dtype of the activations, such as "float32".
+        lengths: probe id -> tokens in its prompt, in its shared prefix, and in its answer.
     """
 
     backend: str
@@ -167,7 +167,7 @@ _ARMS = RunFile("arms/*.json", ArmRecord, RUN_AGAIN, durable=False)
 
 
 class InvarianceFolder(EndedFolder[InvarianceManifest]):
-    """The folder of one invocation."""
+    """The folder of an invocation."""
 
     kind = InvarianceManifest
 
@@ -180,7 +180,7 @@ class InvarianceFolder(EndedFolder[InvarianceManifest]):
         return self.path / f"server-{number:02d}.log"
 
     def fingerprint(self, number: int) -> Fingerprint | None:
-        """Read what a server really served; None if it did not tell. Raises EvidenceError if that is damaged, or of another run."""
+        """Read a server's fingerprint, if it reported one. Raises EvidenceError if it is damaged, or of another run."""
         return FINGERPRINT.read(self.server_folder(number), self.nonce)
 
     def write(self, arm: ArmRecord) -> None:
@@ -189,12 +189,12 @@ class InvarianceFolder(EndedFolder[InvarianceManifest]):
         _ARMS.write(self.path, arm, self.nonce, process=f"{arm.number:03d}")
 
     def arms(self) -> Sequence[ArmRecord]:
-        """Read all arms, in the order in which they were run. Raises EvidenceError if one is damaged, or of another run."""
+        """Read all arms in the order of running. Raises EvidenceError if one is damaged, or of another run."""
         return list(_ARMS.read_each(self.path, self.nonce).values())
 
 
 def compares_features(folder: Path) -> bool:
-    """Return True if a folder is one of ``assay invariance``, whose manifest says what is not covered, as no other does."""
+    """Return True if ``assay invariance`` wrote the folder. Only its manifest lists features that are not covered."""
     try:
         return b'"not_covered"' in whole_file(folder / "manifest.json")
     except (OSError, EvidenceError):

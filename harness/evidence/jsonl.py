@@ -15,16 +15,16 @@ from assay.harness.reading import regular_file, whole_file
 
 _Line = TypeVar("_Line", bound=BaseModel)
 LARGEST = 1 << 32
-"""Bytes of a file of lines: the answers of a long run have many."""
+"""Largest file of lines in bytes. The answers of a long run take many."""
 
 
 def lines_of(records: Iterable[BaseModel]) -> str:
-    """Format one line of JSON for each record."""
+    """Format each record as a line of JSON."""
     return "".join(record.model_dump_json() + "\n" for record in records)
 
 
 def append(path: Path, records: Iterable[BaseModel]) -> None:
-    """Append one line for each record; the operating system has them when this returns.
+    """Append one line per record. The operating system has them when this returns.
 
     Raises:
         EvidenceError: the disk is full or not writable.
@@ -41,14 +41,14 @@ def append(path: Path, records: Iterable[BaseModel]) -> None:
 
 
 def read(path: Path, kind: type[_Line], nonce: str = "") -> list[_Line]:
-    """Read all lines of a file; none if it does not exist. A last line that was cut off is skipped.
+    """Read all lines of a file, if it exists. A truncated last line is skipped.
 
     Args:
-        kind: what each line holds.
-        nonce: the run's, which each line must carry; empty to accept any.
+        kind: the type of each line.
+        nonce: the run's nonce, which each line must carry, or empty to accept any.
 
     Raises:
-        EvidenceError: any other line is not a valid `kind`, or is of another run, or the file cannot be read.
+        EvidenceError: another line is not a valid `kind`, or is of another run, or the file cannot be read.
     """
     if not path.exists():
         return []
@@ -79,7 +79,7 @@ def read(path: Path, kind: type[_Line], nonce: str = "") -> list[_Line]:
 def drop_cut_line(path: Path) -> None:
     """Remove a last line that a killed run left unfinished, so that the next record starts on a new line."""
     if path.exists():
-        regular_file(path)  # a pipe that is opened to be read and written waits for itself
+        regular_file(path)  # opening a pipe for reading and writing would wait forever
         with path.open("rb+") as file:
             content = file.read()
             file.truncate(content.rfind(b"\n") + 1)

@@ -1,4 +1,4 @@
-"""The result of a kernel on calls without a server: of a check, a replay, and the ``matrix.json`` and ``cause.json`` of a run."""
+"""A kernel's result on calls without a server: from a check, a replay, or a run's ``matrix.json`` and ``cause.json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile, RunRecord
 from assay.harness.schema import RULE, Part, page_in_notebook
-from assay.harness.text import percent, times
+from assay.harness.text import counted, percent, times
 from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Value = float | str
 class Property(Part):
     """A property of one feature of a sequence, a query or a call."""
 
-    feature: str = Field(description="its name, as `assay.harness.localize.experiment` lists them")
+    feature: str = Field(description="the feature's name in `assay.harness.localize.experiment`")
     kind: Literal[
         ">=",
         "<=",
@@ -39,7 +39,9 @@ class Property(Part):
         "power of two",
         "no power of two",
     ]
-    values: tuple[Value, ...] = Field((), description="a limit, both ends of a range, a list, or a modulus with rests")
+    values: tuple[Value, ...] = Field(
+        (), description="a limit, both ends of a range, a list, or modulus and remainders"
+    )
 
 
 class Axis(Part):
@@ -51,43 +53,43 @@ class Axis(Part):
 
 
 class Tried(Part):
-    """The condition under which sequences are wrong, as it was tried on calls that were drawn for it.
+    """The condition under which sequences are wrong, tested on calls that were drawn for it.
 
-    A sequence within the context is wrong if it has all properties, and right if it lacks one: on every call that was run.
+    On every call that was run, a sequence within the context is wrong if it has all properties, and right if it lacks one.
     """
 
     fault: str = Field(
         "output",
-        description='the kind of error: "output", "lse-wrong", "input-written", "outside" of the tensors, or how the contract is '
-        "broken, as a predicate of the kernel",
+        description='the kind of error: "output", "lse-wrong", "input-written", "outside" of the tensors, or the breach of the '
+        "contract, as a predicate of the kernel",
     )
     rule: tuple[Property, ...]
     context: dict[str, Value] = Field({}, description="values of features to which the condition is limited")
     wrong: int = Field(
         description="sequences with all properties on calls that were drawn after the rule was found: all were wrong"
     )
-    right: int = Field(description="others on such calls: all were right")
-    calls: int = Field(description="calls that the experiments took")
+    right: int = Field(description="other sequences on such calls: all were right")
+    calls: int = Field(description="calls used by the experiments")
     part: tuple[Property, ...] = Field(
         (), description="which queries, heads and dims of such a sequence are wrong, by default all"
     )
     rivals: tuple[tuple[Property, ...], ...] = Field(
-        (), description="rules of other features that no call separates from it"
+        (), description="rules on other features that no call distinguishes from it"
     )
 
 
 class CaseWhy(Part):
-    """A case that was not computed, or broke the contract, and why."""
+    """A case that was not computed or broke the contract, with the reason."""
 
     case: str
     why: str
 
 
 class MeasuredCall(Part):
-    """A call that was computed, with the error of its worst head: relative L1, by position."""
+    """A computed call, with the error of its worst head: relative L1, by position."""
 
     case: str
-    condition: dict[str, str] = Field(description="by axis, the value of the call")
+    condition: dict[str, str] = Field(description="by axis, the call's value")
     error: float | None = Field(description="null if it is not finite")
     bound: float = Field(description="the largest error that rounding, or the declared quantisation, explains")
     wrong: bool
@@ -96,10 +98,10 @@ class MeasuredCall(Part):
 
 
 class Met(Part):
-    """The fewest and the most tokens, keys and sequences that calls with some value had.
+    """The fewest and the most tokens, keys and sequences in calls with some value.
 
-    Some call had a number in each band between: 0 and 1, 2 to 16, 17 to 64, 65 to 256 and so on; of sequences 1 to 8, 9 to 64 and
-    so on. What lies beyond a band that no call had does not count.
+    Each band between them has a call: 0 and 1, 2 to 16, 17 to 64, 65 to 256 and so on; for sequences 1 to 8, 9 to 64 and so on.
+    Numbers beyond a band without a call do not count.
     """
 
     new: tuple[int, int] = Field(description="new tokens of a sequence")
@@ -108,14 +110,14 @@ class Met(Part):
 
 
 class Pairs(Met):
-    """What all the pairs of values of two axes had in common that calls had at all."""
+    """The range that all tested pairs of values of two axes have in common."""
 
     met: int = Field(description="pairs that some call had")
     of: int = Field(description="pairs of the values that the axes had")
 
 
 def common(mets: Sequence[Met]) -> dict[str, tuple[int, int]]:
-    """Return the range of each count that all have; its first number is larger than its last if they share none."""
+    """Return the range of each count that all share. If they share none, its first number is larger than its last."""
     return {
         count: (max(getattr(met, count)[0] for met in mets), min(getattr(met, count)[1] for met in mets))
         for count in Met.model_fields
@@ -123,7 +125,7 @@ def common(mets: Sequence[Met]) -> dict[str, tuple[int, int]]:
 
 
 class Reach(Part):
-    """The lengths and numbers of sequences that calls had: each by itself, ascending, and together with values of the axes."""
+    """The lengths and numbers of sequences in calls: each by itself, ascending, and together with values of the axes."""
 
     new: tuple[int, ...] = Field(description="new tokens of a sequence")
     behind: tuple[int, ...] = Field(description="new tokens of a sequence with a cached prefix")
@@ -136,27 +138,27 @@ class Reach(Part):
 class Gap(Part):
     """Calls that were not computed."""
 
-    what: str = Field(description="the values of axes that set them apart, if any do")
+    what: str = Field(description="the values of axes that distinguish them, if any")
     why: str = Field(
-        "", description="the message of the kernel or its environment, or empty where its declaration excludes it"
+        "", description="the message of the kernel or its environment, or empty if its declaration excludes it"
     )
     calls: int = Field(0, description="0 if the matrix has none")
     example: str = ""
 
 
 class Coverage(Part):
-    """The coverage of a check: the values of its calls, each by itself, their reach, and the gaps."""
+    """A check's coverage: the values of its calls, each by itself, their reach, and the gaps."""
 
     values: dict[str, tuple[str, ...]] = Field({}, description="by axis, the values that computed calls had")
-    reach: dict[str, Reach] = Field({}, description="by phase, what calls had")
+    reach: dict[str, Reach] = Field({}, description="by phase, the reach of the calls")
     lses: int = Field(0, description="calls whose log-sum-exps were compared")
     gaps: tuple[Gap, ...] = ()
-    runs: int = Field(0, description="how many times the kernel ran")
+    runs: int = Field(0, description="number of times that the kernel ran")
     device: str = ""
 
 
 class KernelResult(Part, RunRecord):
-    __doc__ = f"""A kernel's result on calls: on the op-level matrix, or on recorded ones. {RULE}"""
+    __doc__ = f"""A kernel's result on the calls of the op-level matrix, or on recorded calls. {RULE}"""
 
     schema_id: Literal["assay.kernel/1"] = Field("assay.kernel/1", alias="schema")
     model_config = ConfigDict(ser_json_inf_nan="null")
@@ -169,19 +171,19 @@ class KernelResult(Part, RunRecord):
         "`worst_bound`, if no call was computed",
     )
     worst_bound: float | None = None
-    findings: tuple[Finding, ...] = Field((), description="bugs and other errors, named where a hypothesis fits")
+    findings: tuple[Finding, ...] = Field((), description="bugs and other errors, named if a hypothesis fits")
     missing: tuple[str, ...] = Field((), description="requirements of a pass that were not tested")
     not_run: str = Field("", description="why the kernel was not run, as when it ended its process, else empty")
     smallest: str = Field(
-        "", description="the smallest failing call, and if it fails in a fresh process, or empty if all calls pass"
+        "", description="the smallest failing call, and whether it fails in a fresh process; empty if all calls pass"
     )
     test: str = Field("", description="source of a pytest file that failed in a fresh process, if any")
-    again: str = Field("", description="a command that repeats this, or empty for a kernel that commands cannot name")
+    again: str = Field("", description="a command that repeats this, or empty if commands cannot name the kernel")
     seconds: float = 0.0
     traceback: str = Field("", description="of the first exception that the kernel raised")
     # On the matrix.
-    shapes: str = Field("", description="in a run, what the calls had in common")
-    quick: str = Field("", description="of a quick check, the one dtype and head_dim of its calls; empty otherwise")
+    shapes: str = Field("", description="in a run, the shape that all calls share")
+    quick: str = Field("", description="for a quick check, the dtype and head_dim of its calls; empty otherwise")
     failing: tuple[str, ...] = Field((), description="names of the cases that are out of bounds or broken")
     tried: Tried | None = Field(
         None, description="the condition under which it is wrong, or null if none survived fresh calls"
@@ -190,7 +192,7 @@ class KernelResult(Part, RunRecord):
     broken: tuple[CaseWhy, ...] = ()
     refused: tuple[CaseWhy, ...] = ()
     excluded: tuple[CaseWhy, ...] = Field((), description="cases that its declaration excludes")
-    left_out: int = Field(0, description="cases that were not run, as the kernel was clearly wrong before")
+    left_out: int = Field(0, description="cases not run because the kernel was clearly wrong before")
     coverage: Coverage = Coverage()
     measured: tuple[MeasuredCall, ...] = Field(
         (), description="the calls that it computed, with error and bound of each"
@@ -230,7 +232,7 @@ class KernelResult(Part, RunRecord):
     @computed_field(description="0 pass, 1 regression, 3 no verdict")  # type: ignore[prop-decorator]
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of the command: it follows from the verdict."""
+        """The command's exit code, which follows from the verdict."""
         return exit_code_of(self.verdict)
 
     @property
@@ -266,35 +268,37 @@ class KernelResult(Part, RunRecord):
         return DataFrame([{"case": row.pop("case"), **row.pop("condition"), **row} for row in rows])
 
     def summary(self) -> str:
-        """Summarise in a sentence: what the kernel does wrong if known, how many calls are wrong, and the worst own error."""
+        """Summarise in a sentence: the kernel's fault if known, the number of wrong calls, and the worst own error."""
         cause = cause_of(self.findings)
         return "; ".join(filter(None, [self.extent(cause.does if cause else ""), self.error]))
 
     def extent(self, does: str = "") -> str:
-        """Say on how many calls the kernel is right or wrong.
+        """State on how many calls the kernel is right or wrong.
 
         Args:
-            does: what it does wrong; empty to leave it out.
+            does: its fault as a predicate, or empty to leave it out.
         """
         if self.recorded:
-            verdict = f"{self.kernel} {does}" if does else f"{self.kernel}, {len(self.findings)} findings"
-            verdict += f"; {self.calls} of {self.recorded} recorded calls"
+            verdict = f"{self.kernel} {does}" if does else f"{self.kernel}, {counted(len(self.findings), 'finding')}"
+            verdict += f"; {self.calls} of {counted(self.recorded, 'recorded call')}"
         elif self.exit_code == ExitCode.NO_VERDICT:
             verdict = f"No verdict on {self.kernel}: requirements of a pass were not tested"
         elif self.exit_code == ExitCode.PASS:
-            verdict = f"{self.kernel} is correct on all {self.calls} calls"
+            verdict = f"{self.kernel} is correct on all {counted(self.calls, 'call')}"
             verdict += f" of a quick check: {self.quick} only" if self.quick else ""
         elif self.failing:
-            of = f"the first {self.calls} of {self.calls + self.left_out}" if self.left_out else f"{self.calls}"
-            wrong = f"wrong on {len(self.failing)} of {of} calls"
+            of = f"the first {self.calls} of " * bool(self.left_out) + counted(self.calls + self.left_out, "call")
+            wrong = f"wrong on {len(self.failing)} of {of}"
             verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
         else:
-            verdict = f"{self.kernel} is within its bounds on all {self.calls} calls, but has serious findings"
+            verdict = (
+                f"{self.kernel} is within its bounds on all {counted(self.calls, 'call')}, but has serious findings"
+            )
         return verdict
 
     @property
     def error(self) -> str:
-        """The worst own error in words; empty if no call was computed."""
+        """The worst own error as text, or empty if no call was computed."""
         if self.worst_bound is None:
             return ""
         if self.worst_own is None:
@@ -311,7 +315,7 @@ def foreign_cause(result: KernelResult, candidate: str, phases: Collection[str],
     """Explain why a result does not belong to a candidate's recorded calls, or return an empty string.
 
     Args:
-        phases: phases that it claims.
+        phases: the phases that it claims.
         pack: the run's replay pack, or None if it recorded none.
 
     Raises:

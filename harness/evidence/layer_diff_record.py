@@ -24,10 +24,10 @@ PACK_FOLDER = "pack"
 
 
 class LayerDiffRecord(RunRecord):
-    """``layer-diff.json`` in a server's folder: what the layer diff did there, written at its end.
+    """``layer-diff.json`` in a server's folder: the record of the layer diff, written at its end.
 
     Attributes:
-        traced: labels of the traced prompts, without their role.
+        traced: labels of the traced prompts, without the role.
     """
 
     traced: tuple[str, ...]
@@ -37,7 +37,7 @@ LAYER_DIFF = RunFile("layer-diff.json", LayerDiffRecord)
 
 
 def pack_of(folder: RunFolder) -> Path | None:
-    """Return the replay pack that a run recorded; None if it recorded none.
+    """Return the replay pack that a run recorded, or None if it did not record one.
 
     Raises:
         EvidenceError: its manifest is damaged, or of another run.
@@ -50,7 +50,7 @@ def pack_of(folder: RunFolder) -> Path | None:
 
 
 def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
-    """Read the candidate's errors on the reference's inputs, whichever server the layer diff ran in; None without a layer diff.
+    """Read the candidate's errors on the reference's inputs, from either server, or return None without a layer diff.
 
     Raises:
         EvidenceError: a file is damaged.
@@ -67,7 +67,7 @@ def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
 def with_roles_exchanged(errors: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
     """Exchange the roles of errors measured in the candidate's server, where the reference was the shadow.
 
-    They become errors of the candidate, only in the phases that the candidate computes itself.
+    The result has the candidate's errors, only for the phases that the candidate computes itself.
     """
     phases = [PHASES.index(phase) for phase in claimed]
     headers = (
@@ -87,11 +87,11 @@ def with_roles_exchanged(errors: ShadowErrors, claimed: Sequence[str]) -> Shadow
 
 
 def layers_seen(place: Path) -> tuple[int, ...]:
-    """Return the layers that called attention in a server. Raises EvidenceError if none was counted."""
+    """Return the layers that called attention in a server. Raises EvidenceError if no call was counted."""
     counts = read_counters(place / COUNTERS_FOLDER)
     layers = tuple(sorted({layer for count in counts for layer in count.calls_by_layer}))
     if not layers:
         raise EvidenceError(
-            f"{place} counted no attention call.", "a server with assay's plugin", "see the server's log"
+            f"{place} did not count an attention call.", "a server with assay's plugin", "see the server's log"
         )
     return layers

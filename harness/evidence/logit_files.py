@@ -1,6 +1,6 @@
-"""Log-probabilities of teacher forcing in a run's folder: ``logits/<role>-<repeat>.safetensors``, one file per scoring.
+"""Log-probabilities from teacher forcing in a run's folder: ``logits/<role>-<repeat>.safetensors``, one file per scoring.
 
-A file is written once, when every sequence has been scored, so a file that exists is complete.
+A file is written once, when every sequence has been scored, so an existing file is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from assay.harness.sides import Role
 _FOLDER = "logits"
 CacheState = Literal["cold", "cached"]
 CACHE_STATES: tuple[CacheState, CacheState] = ("cold", "cached")
-"""Scored with an empty prefix cache, and with the start of the sequence cached."""
+"""Scored with an empty prefix cache, or with the start of the sequence cached."""
 MAX_COLD_TOKENS = 1
 """Most cached tokens that still count as none: the beginning-of-sequence token."""
 _DO = "remove the file and run the same command again: it repeats this scoring"
@@ -38,7 +38,7 @@ class ScoredSequence(Record):
         item: id of the answered item.
         prompt_tokens: tokens of the prompt, chat template included.
         length: all tokens.
-        start: the tokens after the first ``start + 1`` are scored. At most ``start`` tokens may come from the cache.
+        start: scoring covers the tokens after the first ``start + 1``. At most ``start`` tokens may come from the cache.
         cached: cached tokens under each condition, as the server reports.
     """
 
@@ -54,7 +54,7 @@ class ScoredSequence(Record):
         return self.length - self.start - 1
 
     def honoured(self, condition: CacheState) -> bool:
-        """Return True if the server's cache was in the state that the condition names."""
+        """Return True if the server's cache was in the condition's state."""
         cached = self.cached[condition]
         return cached <= MAX_COLD_TOKENS if condition == "cold" else cached >= CACHED_PREFIX_TOKENS
 
@@ -66,8 +66,8 @@ class LogitsHeader(RunRecord):
         role: role of the server that scored.
         repeat: 0 for the comparison itself; 1 for the reference scored again, for the floor.
         backend: the server's attention backend.
-        engine: for example "SGLang 0.5.23 on cpu".
-        top_k: how many of the reference's most probable tokens are scored at each position.
+        engine: such as "SGLang 0.5.23 on cpu".
+        top_k: number of the reference's most probable tokens scored at each position.
         sequences: the scored sequences, in the order of the items.
     """
 
@@ -87,7 +87,7 @@ class Positions:
         token: log-probability of the sequence's own token, [n].
         best: id of this role's most probable token, [n].
         top_ids: ids of the *reference's* k most probable tokens, best first, [n, k].
-        logprobs: this role's log-probabilities of those, [n, k].
+        logprobs: this role's log-probabilities of those tokens, [n, k].
     """
 
     token: Floats
@@ -96,7 +96,7 @@ class Positions:
     logprobs: Floats
 
     def at(self, rows: Ints | npt.NDArray[np.int64]) -> Positions:
-        """Return some of the positions, in this order."""
+        """Return the positions at `rows`, in this order."""
         return Positions(self.token[rows], self.best[rows], self.top_ids[rows], self.logprobs[rows])
 
 
@@ -120,14 +120,14 @@ class Logits:
         return tuple(self.ids[first : first + self.header.sequences[index].length].tolist())
 
     def only(self, indices: Sequence[int]) -> Logits:
-        """Return some of the sequences, in this order."""
+        """Return the sequences at `indices`, in this order."""
         rows = np.concatenate([np.arange(len(self.by_condition["cold"].token))[self.rows_of(i)] for i in indices])
         header = self.header.model_copy(update={"sequences": tuple(self.header.sequences[i] for i in indices)})
         ids = np.concatenate([np.array(self.ids_of(i), np.int32) for i in indices])
         return Logits(header, ids, {c: p.at(rows) for c, p in self.by_condition.items()})
 
     def rows_of(self, index: int) -> slice:
-        """Return the rows of a sequence's positions."""
+        """Return the rows that hold a sequence's positions."""
         first = sum(sequence.positions for sequence in self.header.sequences[:index])
         return slice(first, first + self.header.sequences[index].positions)
 
@@ -150,7 +150,7 @@ def read_logits(path: Path, run: str = "") -> Logits:
     """Read a scoring.
 
     Args:
-        run: the nonce that it must carry; empty to accept any.
+        run: the nonce that it must carry, or empty to accept any.
 
     Raises:
         EvidenceError: the file is missing, damaged or of another run.

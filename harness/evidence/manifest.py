@@ -1,5 +1,5 @@
-"""``manifest.json``: what was run, with which software, on which machine. ``questions.json``: how its questions were planned.
-``common-settings.json``: flags that both servers were given because one of the backends forces them.
+"""``manifest.json``: the run, its software and its machine. ``questions.json``: the plan of its questions.
+``common-settings.json``: flags given to both servers because one backend forces them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def engine_label(engine: Engine, version: str, device: str) -> str:
 
 
 class ServerManifest(Record):
-    """A role's server, as it reports itself."""
+    """A role's server, according to its own report."""
 
     role: Role
     backend: str
@@ -36,7 +36,7 @@ class ServerManifest(Record):
 
     @property
     def started(self) -> bool:
-        """True if assay started it. A server behind a URL cannot be instrumented, so it claims no phase."""
+        """True if assay started it. A server at a URL cannot be instrumented, so it does not claim a phase."""
         return bool(self.claimed_phases)
 
 
@@ -44,7 +44,7 @@ class Origin(Record):
     """The origin of evidence.
 
     Attributes:
-        nonce: random name of this run or bench, which every file of its evidence carries.
+        nonce: random name of this run or bench, which all its evidence carries.
         created: ISO 8601, UTC.
         spec: the `RunSpec`.
         command: the command that repeats it.
@@ -62,7 +62,7 @@ class Origin(Record):
 
     @property
     def model_hash(self) -> str:
-        """Hash of the reference's model."""
+        """The hash of the reference's model."""
         return self.model_hashes["reference"]
 
 
@@ -70,8 +70,8 @@ class Manifest(Origin):
     """The identity of a run: it decides whether the run can be resumed, and lets a reader check and repeat it.
 
     Attributes:
-        code: of the roles whose backend is a kernel, what it is made of, with hashes (`assay.harness.attention.source`).
-        noise: the noise family that each role's backend declares; empty for rounding alone.
+        code: for each role whose backend is a kernel, the kernel's sources with hashes (`assay.harness.attention.source`).
+        noise: the noise family that each role's backend declares, or empty for rounding only.
     """
 
     run_id: str
@@ -82,17 +82,17 @@ class Manifest(Origin):
 
 
 class FailureResult(Part):
-    """The reason why a run ended before it was complete."""
+    """The reason why a run ended early."""
 
     kind: str = Field(description='"engine", "disk", "interrupted", "changed" or "bug"')
-    cause: str = Field(description='id of a known cause of a server\'s failure, such as "memory-share"; empty for none')
-    found: str = Field(description="one line: whose failure it was, and the line of the log that names the cause")
+    cause: str = Field(description='id of a known cause of a server\'s failure, such as "memory-share", or empty')
+    found: str = Field(description="one line: whose failure it was, and the log line that names the cause")
     do: str = Field(description="the remedy")
-    details: str = Field(description="lines that show it, such as the end of a server's log; empty for none")
+    details: str = Field(description="lines that show it, such as the end of a server's log, if any")
 
     @classmethod
     def of(cls, kind: str, error: AssayError) -> Self:
-        """Make the failure that an error is."""
+        """Make a failure from an error."""
         cause = error.cause if isinstance(error, EngineError) else ""
         return cls(kind=kind, cause=cause, found=error.found, do=error.do, details=error.details)
 
@@ -102,9 +102,9 @@ class Progress(RunRecord):
 
     Attributes:
         seconds: time that it has taken so far.
-        servers: its servers, as they report themselves.
-        failure: what ended it early; None if nothing did.
-        sealed: hash of each file of its evidence when it ended, and of `stated`; empty while it goes on. See
+        servers: its servers' own reports.
+        failure: why it ended early, or None if it did not.
+        sealed: hash of each file of its evidence at its end, and of `stated`, or empty while it is running. See
             `assay.harness.evidence.folder`.
     """
 
@@ -115,13 +115,13 @@ class Progress(RunRecord):
 
     @property
     def stated(self) -> dict[str, str]:
-        """Hash of what the servers reported, the phases that each claims included: it is part of the seal."""
+        """Hashes of the servers' reports, including the phases that each claims. They are part of the seal."""
         servers = "".join(server.model_dump_json() for server in self.servers)
         return {"progress.json": hashlib.sha256(servers.encode()).hexdigest()}
 
 
 def hash_items(items: Iterable[Item]) -> str:
-    """Hash ids, prompts and expected answers in order, with SHA-256: equal if two runs asked the same."""
+    """Hash ids, prompts and expected answers in order, with SHA-256. Two runs that asked the same have the same hash."""
     total = hashlib.sha256()
     for item in items:
         total.update(json.dumps([item.suite, item.id, item.prompt, item.expected]).encode() + b"\n")
@@ -132,9 +132,9 @@ class CommonSettings(RunRecord):
     """The settings that make two servers' arguments agree.
 
     Attributes:
-        flags: flags of both servers, in addition to assay's own; empty if they agree without any.
-        because: why, a sentence each.
-        impossible: arguments that no flag makes equal, and why, a sentence each.
+        flags: flags of both servers in addition to assay's own, or empty if none are needed.
+        because: the reasons, one sentence each.
+        impossible: arguments that no flag can make equal, and why, one sentence each.
     """
 
     flags: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ COMMON_SETTINGS = RunFile("common-settings.json", CommonSettings)
 
 
 class ResolvedArguments(RunRecord):
-    """The arguments to which the engine itself resolves the command line of a side, without a server."""
+    """The arguments that the engine resolves from a side's command line, without a server."""
 
     arguments: dict[str, Any] = Field(default_factory=dict)
 
@@ -155,21 +155,21 @@ RESOLVED = RunFile("resolved-arguments.json", ResolvedArguments)
 
 
 Stop = Literal["decided", "hopeless", "all asked"]
-"""Why asking stopped: the answers decided; they show that no number of questions would; or there was none left."""
+"""Why asking stopped: the answers decided; or they show that more questions would not; or no questions were left."""
 
 
 class QuestionPlan(RunRecord):
-    """The stopping rule of a run's questions. What it says of the stop is for a reader: a verdict is computed from the answers.
+    """The stopping rule of a run's questions. The reason for the stop is for readers; verdicts are computed from the answers.
 
     Attributes:
-        seed: of the random order.
+        seed: seed of the random order.
         order_hash: `order_hash` of the questions in their order.
-        most: questions planned, the most that can be asked.
-        population: units of the set from which the order was drawn.
+        most: number of planned questions, the most that can be asked.
+        population: units in the set from which the order was drawn.
         margin: largest loss that still passes, as a share of 1.
         alpha: level of the test that the loss is below the margin.
         regression_alpha: level of the test that it is above.
-        stopped: why asking stopped; None before.
+        stopped: why asking stopped, or None before.
         pairs: questions that both roles had answered by then.
     """
 

@@ -1,4 +1,4 @@
-"""Replay packs: recorded calls with the reference's outputs, for running a kernel without a server and without a model.
+"""Replay packs: recorded calls with the reference's outputs, for running a kernel without a server or a model.
 
 A pack is a folder with ``manifest.json`` and one safetensors file per call. `assay.harness.engines.inside.pack_writer` writes it.
 """
@@ -20,13 +20,13 @@ from assay.harness.files import portable
 from assay.harness.reading import reading, whole_file
 from assay.harness.schema import Record, read_json
 
-if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
+if TYPE_CHECKING:  # reports read the manifest and must not wait for torch
     from torch import Tensor
 
 _SCHEMA: Literal["assay.pack/3"] = "assay.pack/3"
 MANIFEST = "manifest.json"
 CANDIDATE = "candidate"
-"""Tensor of a file, in addition to the call's own and "reference", if the candidate computed the call."""
+"""Tensor in a file, in addition to the call's own and "reference", if the candidate computed the call."""
 
 
 def replay_command(pack: Path | str, candidate: str = "module:function") -> str:
@@ -38,7 +38,7 @@ class Source(Record):
     """The origin of a pack's calls.
 
     Attributes:
-        engine: for example "SGLang 0.5.23 on cpu".
+        engine: such as "SGLang 0.5.23 on cpu".
         model: folder or hub id.
         model_hash: see `assay.harness.run.machine.hash_model`. Empty if the recording server did not receive it.
         reference: backend whose outputs are recorded.
@@ -58,8 +58,8 @@ class PackEntry(Record):
     """One recorded call: its file and its condition.
 
     Attributes:
-        spec: what the call asks for.
-        chosen: "sample" if the stratified sample selected it, "worst" if it has the largest error of its layer and phase.
+        spec: the call's specification.
+        chosen: "sample" if the stratified sample selected it, "worst" if it has the largest error in its layer and phase.
         relative_l1: the candidate's largest relative L1 over queries and heads, or None if not measured.
         new: new tokens per sequence.
         prefix: cached prefix per sequence.
@@ -82,7 +82,7 @@ class PackManifest(Record):
     """``manifest.json`` of a pack.
 
     Attributes:
-        seen: calls that were offered, kept or not.
+        seen: number of calls offered, kept or not.
         too_large: calls that do not fit even when cut to one sequence with one kv head.
     """
 
@@ -111,21 +111,20 @@ class RecordedCall:
 
     @property
     def served_prefixes(self) -> tuple[int, ...]:
-        """Cached prefix per sequence as the engine served it: shorter than the recorded call's where that lacks its first
-        queries."""
+        """Cached prefix per sequence in the served call. It is shorter than in a recorded call without its first queries."""
         return tuple(prefix - self.entry.first_query for prefix in self.entry.prefix)
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
-    """Return where a tensor-parallel process records the heads that it computes: the pack's own folder for rank 0."""
+    """Return the folder where a tensor-parallel process records its heads: the pack's own folder for rank 0."""
     return folder / f"rank-{rank}" if rank else folder
 
 
 def read_manifest(folder: Path) -> PackManifest:
-    """Read the manifest of a pack, with the calls that all processes of the server recorded.
+    """Read a pack's manifest, with the calls recorded by all processes of the server.
 
     Raises:
-        UsageError: the folder has no pack, or one of another version of assay.
+        UsageError: the folder has no pack, or a pack from another version of assay.
         EvidenceError: a manifest is damaged, or the processes recorded calls of different servers.
     """
     manifest = _read_manifest(folder)
@@ -133,8 +132,8 @@ def read_manifest(folder: Path) -> PackManifest:
         more = _read_manifest(path.parent)
         if more.source != manifest.source:
             raise EvidenceError(
-                f"{path} is of another server than {folder / MANIFEST}.",
-                "processes of one server",
+                f"{path} is from a different server than {folder / MANIFEST}.",
+                "processes of a single server",
                 "record the pack again",
             )
         entries = [entry.model_copy(update={"file": f"{path.parent.name}/{entry.file}"}) for entry in more.calls]
@@ -160,7 +159,7 @@ def hash_pack(folder: Path) -> str:
 
 
 def _further_manifests(folder: Path) -> list[Path]:
-    """Return the manifests of the tensor-parallel processes of ranks 1, 2, ..."""
+    """Return the manifests of the tensor-parallel ranks 1, 2, ..."""
     return sorted(folder.glob(f"rank-*/{MANIFEST}"))
 
 
@@ -181,7 +180,7 @@ def _read_manifest(folder: Path) -> PackManifest:
     if f'"{_SCHEMA}"' not in text:
         raise UsageError(
             f"{path} does not have schema {_SCHEMA}.",
-            "a pack of this version of assay",
+            "a pack from this version of assay",
             "record the pack again, or check the path",
         )
     return read_json(path, PackManifest, "record the pack again")
@@ -191,18 +190,18 @@ def read_pack(folder: Path, unread: list[str] | None = None) -> list[RecordedCal
     """Read all calls of a pack, sorted by layer.
 
     Args:
-        unread: gets a message for each damaged or missing file, and the others are read; None refuses the pack.
+        unread: receives a message for each damaged or missing file; the other files are read. If None, such a pack is refused.
 
     Raises:
-        UsageError: the folder has no pack, or one of another version of assay.
-        EvidenceError: the manifest is damaged, the pack has no call, none can be read, or, without `unread`, one cannot.
+        UsageError: the folder has no pack, or a pack from another version of assay.
+        EvidenceError: the manifest is damaged, the pack has no readable call, or, without `unread`, a call cannot be read.
     """
     entries = sorted(
         read_manifest(folder).calls, key=lambda entry: (entry.spec.layer, entry.spec.phase, entry.prefix, entry.new)
     )
     if not entries:
         raise EvidenceError(
-            f"{folder} has no call.", "at least one recorded call", "record again, and send the server a request"
+            f"{folder} has no calls.", "at least one recorded call", "record again, and send the server a request"
         )
     read = []
     for entry in entries:

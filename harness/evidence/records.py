@@ -1,4 +1,4 @@
-"""Items and answers, the lines of ``items.jsonl`` and ``records.jsonl``. An answer is appended as soon as it arrives."""
+"""Items and answers, which are the lines of ``items.jsonl`` and ``records.jsonl``. Answers are appended as they arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from assay.harness.sides import Role
 
 Suite = Literal["accuracy", "greedy", "logits", "layers", "envelope"]
 FLOOR_REPEAT = 1
-"""`Answer.repeat` of the reference's second answers, which give its run-to-run floor; 0 is the comparison itself."""
+"""`Answer.repeat` of the reference's second answers, which give its run-to-run floor. 0 is the comparison itself."""
 
 
 class Token(Record):
@@ -27,7 +27,7 @@ class Item(Record):
     """One question or prompt: one line of ``items.jsonl``, the same for both roles.
 
     Attributes:
-        unit: what the question was drawn with: the same for all questions about one passage; empty for one drawn alone.
+        unit: unit of sampling, shared by all questions about one passage, or empty for a question drawn alone.
         cold: whether it is asked with an empty cache.
     """
 
@@ -42,7 +42,7 @@ class Item(Record):
     cold: bool = False
 
     def is_right(self, parsed: str | None) -> bool:
-        """Return True if an answer was parsed and is the expected one."""
+        """Return True if an answer was parsed and matches the expected one."""
         return parsed is not None and parsed == self.expected
 
 
@@ -51,11 +51,11 @@ class Answer(RunRecord):
 
     Attributes:
         repeat: 0 for the comparison itself; 1 and above for the reference asked again, for the run-to-run floor.
-        parsed: the letter found in `text` (multiple choice only); None if there is none.
-        finish_reason: "stop", or "length" if the answer reached the token limit; others where it was ended, as "abort".
-        stopped_at: id of the token, or the string, at which it stopped; empty if the server does not tell.
-        cached_tokens: prompt tokens from the prefix cache, as the server reports; None if it does not.
-        batch_size: sequences in the prefill batch that admitted the request; None if not observed.
+        parsed: the letter in `text` (multiple choice only), or None if there is no letter.
+        finish_reason: "stop", "length" if the answer reached the token limit, or another if it was ended, such as "abort".
+        stopped_at: id of the token, or the string, at which it stopped, or empty if the server does not report it.
+        cached_tokens: prompt tokens from the prefix cache, or None if the server does not report them.
+        batch_size: sequences in the prefill batch that admitted the request, or None if not observed.
         latency_s: seconds from sending the request to its complete answer, at the client.
         tokens: generated tokens with log-probabilities (greedy texts, and the requests of the envelope, whose texts are token ids).
     """

@@ -1,6 +1,6 @@
-"""The files of a run: where each lies, what it holds, and what to do if it is damaged.
+"""The files of a run: each one's place, its contents, and the advice if it is damaged.
 
-Every file carries the nonce of its run, a random name, as ``run``, so that a file of another run is noticed.
+Every file carries its run's nonce, a random name, as ``run``, so that a file from another run is noticed.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     import numpy as np
 
 RUN = "ASSAY_RUN"
-"""Environment variable: the nonce of the run whose evidence a server's processes write."""
+"""Environment variable: nonce of the run for which a server's processes write evidence."""
 REPEAT_RUN = "remove it and repeat the run's command with --out set to this folder"
-"""What to do about a damaged part of a run's folder that the run can make again."""
+"""Advice for a damaged part of a run's folder that the run can make again."""
 RUN_AGAIN = "run again with a new --out"
-"""What to do about a damaged part that the run cannot make again."""
+"""Advice for a damaged part that the run cannot make again."""
 RESUME = "repeat the run's command with --out set to its folder, which resumes"
-"""What to do about a part that is not there yet."""
+"""Advice for a part that does not exist yet."""
 
 
 class RunRecord(Record):
-    """Base of what the files of a run hold: it carries the nonce of the run, empty where it belongs to none."""
+    """Base class for the contents of a run's files. It carries the run's nonce, or "" if it does not belong to a run."""
 
     run: str = ""
 
 
 def new_nonce() -> str:
-    """Draw a name that no other run has: 64 random bits in hexadecimal."""
+    """Draw a unique name: 64 random bits in hexadecimal."""
     return secrets.token_hex(8)
 
 
 def nonce_of_process() -> str:
-    """Return the nonce of the run that started this process; empty in a process that belongs to no run."""
+    """Return the nonce of the run that started this process, or "" if it does not belong to a run."""
     return os.environ.get(RUN, "")
 
 
@@ -52,16 +52,16 @@ def check_run(path: Path, carried: str, nonce: str) -> None:
     """Refuse evidence of another run.
 
     Args:
-        carried: the nonce that it carries.
-        nonce: the run's; empty where files belong to no run, and nothing is checked.
+        carried: the nonce in the evidence.
+        nonce: the run's nonce, or empty to check nothing, if the files do not belong to a run.
 
     Raises:
-        EvidenceError: they differ.
+        EvidenceError: the nonces differ.
     """
     if nonce and carried != nonce:
         raise EvidenceError(
             f"{path} belongs to {f'run {carried}' if carried else 'no run'}, but its folder to run {nonce}.",
-            "evidence of this run alone",
+            "evidence of this run only",
             "restore the file, or run again with a new --out",
         )
 
@@ -74,9 +74,9 @@ class RunFile(Generic[Kind]):
     """A JSON file in the folder of a run or of one of its servers.
 
     Attributes:
-        name: its path in that folder. A ``*`` stands for the process, where each process of a server writes a file of its own.
-        kind: what it holds.
-        do: what to do if it is damaged.
+        name: its path in that folder. A ``*`` stands for the process if each server process writes a separate file.
+        kind: type of its contents.
+        do: advice if it is damaged.
         durable: see `assay.harness.files.write_whole`; also whether it is indented for people.
     """
 
@@ -89,8 +89,8 @@ class RunFile(Generic[Kind]):
         """Replace the file.
 
         Args:
-            nonce: the run's, which the record gets; empty to keep the record's own.
-            process: what the ``*`` in the name stands for; empty for the id of this process.
+            nonce: the run's nonce, which the record gets, or empty to keep the record's own.
+            process: replacement for the ``*`` in the name, or empty for this process's id.
 
         Raises:
             EvidenceError: the disk is full or not writable.
@@ -100,10 +100,10 @@ class RunFile(Generic[Kind]):
         write_whole(path, record.model_dump_json(indent=1 if self.durable else None), durable=self.durable)
 
     def read(self, folder: Path, nonce: str = "") -> Kind | None:
-        """Read the file; None if there is none.
+        """Read the file, or return None if it does not exist.
 
         Args:
-            nonce: the run's, which the file must carry; empty to accept any.
+            nonce: the run's nonce, which the file must carry, or empty to accept any.
 
         Raises:
             EvidenceError: the file is damaged, or of another run.
@@ -112,9 +112,9 @@ class RunFile(Generic[Kind]):
         return self._read(path, nonce) if path.exists() else None
 
     def read_each(self, folder: Path, nonce: str = "") -> dict[str, Kind]:
-        """Read the file of each process, by what the ``*`` stands for, in that order.
+        """Read the file of each process, keyed and sorted by the text that matches the ``*``.
 
-        Arguments and errors are those of `read`.
+        For arguments and errors, see `read`.
         """
         head, tail = (folder / self.name).name.split("*")
         return {
@@ -129,7 +129,7 @@ class RunFile(Generic[Kind]):
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], header: RunRecord, *, durable: bool = True) -> None:
-    """Replace a safetensors file of arrays, with what they are in its metadata.
+    """Replace a safetensors file of arrays, with their description in its metadata.
 
     Raises:
         EvidenceError: the disk is full or not writable.
@@ -145,9 +145,9 @@ def read_arrays(path: Path, kind: type[Kind], run: str, do: str) -> tuple[Kind, 
     """Read the header and the arrays of a file, by name.
 
     Args:
-        kind: what its header is.
-        run: the nonce that it must carry; empty to accept any.
-        do: what to do if it is damaged.
+        kind: type of its header.
+        run: the nonce that it must carry, or empty to accept any.
+        do: advice if it is damaged.
 
     Raises:
         EvidenceError: the file is missing, damaged or of another run.
@@ -166,5 +166,5 @@ def read_arrays(path: Path, kind: type[Kind], run: str, do: str) -> tuple[Kind, 
 
 
 def damaged(path: Path, what: str, do: str) -> EvidenceError:
-    """Make the error of a file of arrays that is not as it was written."""
-    return EvidenceError(f"{path} is damaged: {what.splitlines()[0]}.", "a file of this version of assay", do)
+    """Make the error for a damaged file of arrays."""
+    return EvidenceError(f"{path} is damaged: {what.splitlines()[0]}.", "a file from this version of assay", do)

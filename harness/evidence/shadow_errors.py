@@ -1,4 +1,4 @@
-"""Errors of a candidate in the shadow: what a server's processes write, and how it is read.
+"""A candidate's errors in the shadow: the files that a server's processes write, and their reader.
 
 Each process writes one file, ``shadow/<pid>.safetensors``: a table of errors (`assay.harness.evidence.error_table`), against the
 reference over all queries and against the truth over sampled queries of every call, with a header in its metadata.
@@ -21,15 +21,15 @@ FOLDER = "shadow"
 _DO = "run again in a new folder"
 _ROLES = ("candidate", "reference")
 Known = Literal["window", "given"]
-"""What a backend computed that is known, and is not exactly what the layer asks for: a window of one key fewer or more, or
-attention to new K and V as they were given, and not as the cache stores them, in fewer bits. Its own error is that from this."""
+"""Known deviations of a backend from the layer's request: a window with one key fewer or more, or attention to new K and V as given
+instead of as the cache stores them, in fewer bits. The backend's own error is measured against the deviation."""
 
 
 class WorstCase(Record):
     """The query and head with the largest relative L1 in a layer and phase.
 
-    It is shown; what is judged is the worst query against the truth (`RoleErrors.worst`), among which the worst of each call is, by
-    this measure and by the absolute one.
+    It is only displayed. Verdicts use the worst query against the truth (`RoleErrors.worst`), whose candidates include the worst of
+    each call by this measure and by the absolute one.
 
     Attributes:
         relative_l1: sum |candidate - reference| / sum |reference| over the head's dimension; infinite if not finite.
@@ -52,7 +52,7 @@ class WorstCase(Record):
 
 
 class FailedCalls(Record):
-    """Calls of a layer and phase that the candidate did not compute: how many, and the first error."""
+    """Calls of a layer and phase that the candidate did not compute: their number, and the first error."""
 
     layer: int
     phase: Literal["extend", "decode"]
@@ -61,30 +61,28 @@ class FailedCalls(Record):
 
 
 class ShadowHeader(RunRecord):
-    """The description of the sums of a file.
+    """The description of a file's sums.
 
     Attributes:
         reference: the serving backend, or backends.
-        candidate: what ran in the shadow; empty if calls were only recorded.
+        candidate: the kernel in the shadow, or empty if calls were only recorded.
         phases: phases that the candidate computes. The cells of other phases are not observed.
         passes: forward passes with the shadow on.
         worst: worst case of each layer and phase.
         failed: calls that the candidate did not compute.
         unrecorded: layers whose calls could not be recorded, and why.
         untested: layers with a call that could not be compared with the truth, and why.
-        known: layers and phases in which one of both computed something else that is known: the difference of both there is an
-            error of neither.
+        known: layers and phases where either side has a known deviation, so that their difference is not an error of either.
         candidate_noise: the candidate's noise family.
-        reference_noise: the reference's, in the phases that it computes itself.
-        dtype: dtype of the calls that are compared with the truth; empty if none is.
-        accumulation: arithmetic that the candidate's noise family has on this device, such as "tf32".
-        features: what calls that were compared with the truth asked for beyond plain attention; see `CallSpec.features`.
-        effects: layer, phase and feature that its calls asked for -> whether it changed the output of a query by more than its
-            bound.
-        heads: q heads of each layer that was observed, over all processes that share them.
-        rows: queries of the observed passes.
-        sampled_rows: those of them that are compared with the truth.
-        write_request: the latest write request that was served; see `assay.harness.engines.inside.control`.
+        reference_noise: the reference's noise family, in the phases that it computes itself.
+        dtype: dtype of the calls compared with the truth, or empty without such calls.
+        accumulation: arithmetic of the candidate's noise family on this device, such as "tf32".
+        features: features beyond plain attention in calls that were compared with the truth; see `CallSpec.features`.
+        effects: layer, phase and feature of its calls -> whether the feature changed a query's output by more than its bound.
+        heads: q heads of each observed layer, over all processes that share them.
+        rows: queries in the observed passes.
+        sampled_rows: queries among them that are compared with the truth.
+        write_request: the latest write request served; see `assay.harness.engines.inside.control`.
     """
 
     reference: str
@@ -110,10 +108,10 @@ class ShadowHeader(RunRecord):
 
 @dataclass(frozen=True)
 class ShadowErrors:
-    """What the shadows of a server observed.
+    """The observations of a server's shadows.
 
     Attributes:
-        cells: their sums.
+        cells: the sums by cell.
         headers: one per process.
     """
 
@@ -137,12 +135,12 @@ class ShadowErrors:
 
     @property
     def known(self) -> set[tuple[int, str, Known]]:
-        """See `ShadowHeader.known`, of all processes."""
+        """`ShadowHeader.known` of all processes."""
         return {place for header in self.headers for place in header.known}
 
     @property
     def heads(self) -> dict[int, int]:
-        """Q heads of each layer that was observed, in all processes together."""
+        """The q heads of each observed layer, in all processes together."""
         return {layer: heads for header in self.headers for layer, heads in header.heads.items()}
 
 
@@ -161,7 +159,7 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        run: the nonce that each file must carry; empty to accept any.
+        run: the nonce that each file must carry, or empty to accept any.
 
     Raises:
         UsageError: the shadow never ran there.
@@ -170,7 +168,7 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
     files = sorted((folder / FOLDER).glob("*.safetensors"))
     if not files:
         raise UsageError(
-            f"{folder} has no errors of a shadow.",
+            f"{folder} has no shadow errors.",
             f"files {FOLDER}/*.safetensors",
             "start the server with ASSAY_SHADOW=<candidate>, switch the shadow on and send a request",
         )
@@ -192,7 +190,7 @@ def _read(path: Path, run: str = "") -> tuple[ShadowHeader, ErrorTable]:
 
 
 def written_requests(folder: Path) -> dict[int, str]:
-    """Read the latest write request that each process served, by process id. Processes that wrote nothing are left out.
+    """Read the latest write request that each process served, by process id, without processes that wrote nothing.
 
     Raises:
         EvidenceError: a file is damaged.

@@ -1,8 +1,8 @@
-"""Traces: the attention outputs that a model used for one request, by layer; what a server's processes write, and how it is read.
+"""Traces: the attention outputs that a model used for one request, by layer, as a server's processes write them.
 
-At the end of each forward pass a process writes ``trace/<label>/<pid>-<pass>.safetensors``: input tokens and positions of the kept
-rows, and per layer their outputs in this process's heads. Of a request that the control names there are also q, K and V of these
-rows as they are computed, and K and V of the whole sequence as the last of them reads them.
+At the end of each forward pass, a process writes ``trace/<label>/<pid>-<pass>.safetensors``: the input tokens and positions of the
+kept rows, and per layer their outputs for this process's heads. For a request that the control names, there are also q, K and V of
+these rows as computed, and K and V of the whole sequence as the last row reads them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.run_file import RunRecord, damaged, read_arrays, write_arrays
 from assay.harness.files import write_whole
 
-if TYPE_CHECKING:  # a report reads traces and must not wait for torch
+if TYPE_CHECKING:  # reports read traces and must not wait for torch
     from torch import Tensor
 
 FOLDER = "trace"
 OUTPUT, QUERY = "layer.", "q."
-"""Names of the tensors of a file, before the number of a layer: outputs and queries of the kept rows, [rows, heads, dims]."""
+"""Names of a file's tensors, before the layer number: outputs and queries of the kept rows, [rows, heads, dims]."""
 NEW = ("new_k.", "new_v.")
-"""The same for K and V of the kept rows as computed, [rows, kv heads, dims]."""
+"""The same for K and V of the kept rows, as computed, [rows, kv heads, dims]."""
 READ = ("k.", "v.")
-"""The same of K and V as the last query reads them, [tokens, kv heads, dims]: the last of them is its own."""
+"""The same for K and V as the last query reads them, [tokens, kv heads, dims]. The last token is the query's own."""
 _REFUSED = ".refused"
 _DO = "trace again under a new label"
 
@@ -42,7 +42,7 @@ class TraceHeader(RunRecord):
         phase: "extend" or "decode".
         number: index of the pass in the trace, from 0.
         rank: rank of the process, which has its own share of the heads (tensor parallelism).
-        ranks: number of those processes.
+        ranks: number of ranks.
     """
 
     request: str
@@ -62,11 +62,11 @@ class Trace:
         positions: position of each row in the request, cached prefix included, int64 [rows].
         phases: "extend" or "decode" for each row.
         outputs: layer -> float32 [rows, heads, head_dim_v].
-        queries: layer -> float32 [rows, heads, head_dim], or empty where only outputs were kept.
-        new_keys: layer -> float32 [rows, kv heads, head_dim], as computed; without layers that read those of another one.
+        queries: layer -> float32 [rows, heads, head_dim], or empty if only outputs were kept.
+        new_keys: layer -> float32 [rows, kv heads, head_dim], as computed, without layers that read another layer's keys.
         new_values: as `new_keys`.
-        keys: layer -> float32 [tokens, kv heads, head_dim], as the query at the last of `positions` reads them, its own last; empty
-            where they were not kept.
+        keys: layer -> float32 [tokens, kv heads, head_dim], as the query at the last of `positions` reads them, with its own last;
+            empty if they were not kept.
         values: as `keys`.
     """
 
@@ -86,14 +86,14 @@ def write_pass(
     folder: Path, label: str, tokens: Tensor, positions: Tensor, kept: Mapping[str, Tensor],
     header: TraceHeader,
 ) -> None:  # fmt: skip
-    """Write the rows that one process kept of one pass.
+    """Write the rows that a process kept from a pass.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
         tokens: int64 [rows].
         positions: int64 [rows].
-        kept: tensors of this process's heads, of any floating dtype, by `OUTPUT`, `QUERY`, `NEW` or `READ` and the number of a
-            layer. They are written in float32, since NumPy has no bfloat16.
+        kept: tensors of this process's heads, in any floating dtype, by `OUTPUT`, `QUERY`, `NEW` or `READ` and the layer number.
+            They are written as float32, since NumPy does not have bfloat16.
     """
     path = folder / FOLDER / label / f"{os.getpid()}-{header.number:06d}.safetensors"
     tensors = {"tokens": tokens.long(), "positions": positions} | {name: part.float() for name, part in kept.items()}
@@ -110,12 +110,12 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        label: the label that the control named.
+        label: the trace's label in the control.
         run: the nonce that each file must carry, or empty to accept any.
 
     Raises:
-        EvidenceError: nothing was traced under this label, the trace was refused (over budget, or more than one request), or a
-            file is damaged, missing or of another run.
+        EvidenceError: nothing was traced under this label, the trace was refused (over budget, or several requests), or a file is
+            damaged, missing or of another run.
     """
     place = folder / FOLDER / label
     for note in sorted(place.glob(f"*{_REFUSED}")):
@@ -133,7 +133,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     if not passes:
         raise EvidenceError(
             f"{place} is empty: the server traced no pass.",
-            "a request that was sent while the control named this label",
+            "a request sent while the control named this label",
             "check that the server was started with ASSAY_TRACE, and see its log",
         )
     if len({header.request for parts in passes.values() for header, _ in parts}) > 1:
@@ -160,7 +160,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     )  # fmt: skip
 
 
-# One file, one process's share of one pass: its header, and by name the tokens, the positions, and the kept tensors of each layer.
+# A file, with a process's share of a pass: its header, and by name the tokens, the positions, and each layer's kept tensors.
 _Part = tuple[TraceHeader, dict[str, NDArray[Any]]]
 
 
@@ -170,14 +170,14 @@ def _layers(kept: Mapping[str, NDArray[Any]], prefix: str) -> dict[int, NDArray[
 
 
 def _widened(passes: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    """Fill a layer's outputs of some passes, [rows, heads, dims], with zeros to the widest."""
-    # Latent attention may be absorbed in some passes alone: then these return latents, and the others the values of heads.
+    """Pad a layer's outputs from several passes, [rows, heads, dims], with zeros to the widest."""
+    # Latent attention may be absorbed in only some passes, which then return latents while the others return the heads' values.
     widest = max(outputs.shape[2] for outputs in passes)
     return [np.pad(outputs, ((0, 0), (0, 0), (0, widest - outputs.shape[2]))) for outputs in passes]
 
 
 def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[str, NDArray[Any]]:
-    """Join the kept tensors of one pass, with the heads of all processes in rank order."""
+    """Join the kept tensors of a pass, with the heads of all processes in rank order."""
     first, kept = parts[0]
     joined = {name: kept[name] for name in ("tokens", "positions")}
     if not all(np.array_equal(rows, other[name]) for _, other in parts for name, rows in joined.items()):

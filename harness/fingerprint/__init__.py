@@ -1,1 +1,1 @@
-"""What is really being served: cos and sin, weights and token ids, as numbers that two servers can be compared by."""
+"""Fingerprints of what a server really serves: cos and sin, weights and token ids, as numbers that can be compared."""

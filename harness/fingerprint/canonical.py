@@ -1,4 +1,4 @@
-"""Names of parameters that engines and checkpoints share: parts that an engine fuses are added up under the fused name."""
+"""Parameter names shared by engines and checkpoints: the parts that an engine fuses are summed under the fused name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FUSED = (
     (re.compile(r"\.experts\.\d+\.(gate_proj|up_proj|gate_up_proj|w1|w3)\.weight"), ".experts.w13_weight"),
     (re.compile(r"\.experts\.\d+\.(down_proj|w2)\.weight"), ".experts.w2_weight"),
 )
-# Parts in the order in which engines fuse them.
+# Parts in the order of fusion.
 _TOGETHER = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
@@ -30,7 +30,7 @@ _SHELLS = re.compile(r"^(language_model\.|model\.language_model\.)")
 
 
 def by_canonical_name(left: Sequence[Weight], right: Sequence[Weight]) -> tuple[dict[str, Weight], dict[str, Weight]]:
-    """Return parameters of two sides by name; where only one side fuses them, fused on both, with sums alone."""
+    """Return two sides' parameters by name. If only one side fuses them, fuse them on both; only their sums remain."""
     ours, theirs = ({weight.name: weight for weight in side} for side in (left, right))
     if ours.keys() == theirs.keys():
         return ours, theirs
@@ -39,7 +39,7 @@ def by_canonical_name(left: Sequence[Weight], right: Sequence[Weight]) -> tuple[
 
 
 def canonical_name(name: str) -> str:
-    """Return the name that engines and checkpoints share: without the shells of a model, and the fused one of a part."""
+    """Return the name that engines and checkpoints share: without wrapper modules, and with the fused name for a part."""
     name = _without_shells(name)
     for pattern, fused in _FUSED:
         name = pattern.sub(fused, name)
@@ -51,13 +51,13 @@ def _without_shells(name: str) -> str:
 
 
 def place_in_fused(name: str, shapes: Mapping[str, Sequence[int]]) -> tuple[str, int] | None:
-    """Return the fused parameter of which one is a part, and the row at which it begins; None where a part beside it is missing.
+    """Return the fused parameter that a parameter belongs to, and its first row there, or None if a part before it is missing.
 
-    What nobody fuses, and a part that has no other beside it, is its own from row 0 on. Experts lie one after the other, as engines
+    A parameter that is never fused, or the only part present, is returned itself with row 0. Experts follow one another, as engines
     stack them.
 
     Args:
-        name: of a parameter of a checkpoint.
+        name: the name of a checkpoint's parameter.
     """
     match = None if is_whole(name) else _PART.match(name)
     if match is None:
@@ -80,12 +80,12 @@ def _rows(shape: Sequence[int]) -> int:
 
 
 def is_whole(name: str) -> bool:
-    """Return True if a name is not that of a part that some engine fuses."""
+    """Return True unless some engine fuses the named parameter."""
     return not any(pattern.search(name) for pattern, _ in _FUSED)
 
 
 def grouped(weights: Iterable[Weight]) -> dict[str, list[Weight]]:
-    """Return the parameters that are one by their canonical name."""
+    """Group parameters by their canonical name."""
     groups: dict[str, list[Weight]] = {}
     for weight in weights:
         groups.setdefault(canonical_name(weight.name), []).append(weight)
@@ -97,7 +97,7 @@ def _fused(weights: Sequence[Weight]) -> dict[str, Weight]:
 
 
 def added_up(name: str, parts: Sequence[Weight]) -> Weight:
-    """Return the parameter that an engine makes of parts, with sums alone unless its signs are theirs; a single part as it is."""
+    """Return the parameter fused from parts, with projections only if the parts share its signs. A single part stays as it is."""
     if len(parts) == 1 and parts[0].name == name and not parts[0].signs:
         return parts[0]
     sums = added([part.sums for part in parts])

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as they are stored, described as those of a server are."""
+"""Describes a checkpoint's stored weights in the same way as a server's weights."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST = 8 << 30
-"""Bytes of a checkpoint that is read; of a larger one, a server is asked, which has it on its device."""
-# Dtypes whose numbers an engine takes as they are: what it quantises, or what is packed, has others.
+"""Size in bytes of the largest checkpoint that is read. For a larger one, fingerprint a server, which holds it on its device."""
+# Dtypes whose numbers an engine keeps. Quantised or packed weights have other dtypes.
 _FLOATS = {"float32", "bfloat16", "float16"}
 _LAYER = re.compile(r"\.(?:layers|blocks|h)\.\d+\.")
-# Names of the embedding, the last norm and the head, which only a model without layers would have in one.
+# Names of the embedding, the last norm and the head, which lie outside the layers.
 _ENDS = re.compile(r"(?:^|\.)(?:embed_tokens|norm|lm_head)\.weight$")
 
 
 def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
-    """Describe the parameters of a model's files, safetensors or else PyTorch's, each as the part that it is of what engines fuse.
+    """Describe the parameters in a model's safetensors or PyTorch files, each as a part of the parameter that engines fuse.
 
     Raises:
-        EvidenceError: there are none, they cannot be read, are larger than `LARGEST`, or are not those of their index.
+        EvidenceError: there are no files, or they are unreadable, larger than `LARGEST`, or do not match their index.
     """
     files = _files(model)
     size = sum(path.stat().st_size for path in files)
@@ -62,11 +62,28 @@ def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
     )
 
 
-def _files(model: Path) -> dict[Path, Set[str] | None]:
-    """Return the files that engines read, each with the parameters that its index names in it; None for all, without an index.
+def stored_rows(model: Path, name: str, rows: int) -> Tensor | None:
+    """Read the first rows of a parameter, or None if the checkpoint does not have it in safetensors files.
 
     Raises:
-        EvidenceError: the index names a file that is not there, or leaves out ``model.safetensors``, which some engines prefer.
+        EvidenceError: the files are unreadable or do not match their index.
+    """
+    from safetensors import safe_open
+
+    for path, names in _files(model).items():
+        if path.suffix == ".safetensors" and (names is None or name in names):
+            with reading(path, "file of weights"), safe_open(path, "pt") as opened:
+                if name in opened.keys():  # noqa: SIM118
+                    part: Tensor = opened.get_slice(name)[:rows]
+                    return part
+    return None
+
+
+def _files(model: Path) -> dict[Path, Set[str] | None]:
+    """Return the files that engines read, each with the parameters that the index lists for it, or None without an index.
+
+    Raises:
+        EvidenceError: the index names a missing file, or leaves out ``model.safetensors``, which some engines prefer.
     """
     kind = "safetensors" if any(model.glob("*.safetensors")) else "bin"
     index = next(iter(sorted(model.glob(f"*.{kind}.index.json"))), None)
@@ -84,16 +101,16 @@ def _files(model: Path) -> dict[Path, Set[str] | None]:
         kind == "safetensors" and (model / "model.safetensors").is_file() and model / "model.safetensors" not in files
     ):
         says = (
-            f"{index.name} names {lost[0]}, which is not there"
+            f"{index.name} names {lost[0]}, which does not exist"
             if lost
             else f"{index.name} does not name model.safetensors"
         )
-        raise EvidenceError(says, "the files of one checkpoint", "remove what is left of another one")
+        raise EvidenceError(says, "the files of a single checkpoint", "remove files left over from another checkpoint")
     return files
 
 
 def _tensors(path: Path, names: Set[str] | None) -> Iterator[tuple[str, Sequence[int], Callable[[], Tensor]]]:
-    """Yield the parameters of a file, those of `names` alone if given: each with its shape, and what reads it."""
+    """Yield a file's parameters (only those in `names`, if given): the name, the shape, and a function that reads it."""
     import torch
     from safetensors import SafetensorError, safe_open
 
@@ -113,20 +130,20 @@ def _tensors(path: Path, names: Set[str] | None) -> Iterator[tuple[str, Sequence
 
 
 def _described_part(name: str, tensor: Tensor, shapes: Mapping[str, Sequence[int]]) -> Weight:
-    """Describe a parameter of a checkpoint.
+    """Describe a checkpoint's parameter.
 
     Args:
-        shapes: of all parameters of the checkpoint, by name.
+        shapes: the shapes of all parameters in the checkpoint, by name.
     """
     place = place_in_fused(name, shapes)
     return describe_weight(name, tensor) if place is None else describe_part(name, tensor, *place)
 
 
 def beside_checkpoint(loaded: Sequence[Weight], stored: Sequence[Weight]) -> tuple[Weight, ...]:
-    """Mark the parameters whose values are not those that the checkpoint has, and those that it lacks, wholly or in part.
+    """Mark parameters whose values differ from the checkpoint's, and parameters that it lacks, wholly or in part.
 
-    What was only rounded, put in another order or quantised by the engine is not marked, and neither is what has another name in
-    the checkpoint: a tensor is missing where other layers have it.
+    Parameters that the engine only rounded, reordered or quantised are not marked, nor are those with another name in the
+    checkpoint: a tensor counts as missing if other layers have it.
     """
     by_name = {weight.name: weight for weight in stored}
     groups = grouped(by_name.values())
@@ -142,14 +159,14 @@ def beside_checkpoint(loaded: Sequence[Weight], stored: Sequence[Weight]) -> tup
 
 
 def _parts(name: str, by_name: Mapping[str, Weight], groups: Mapping[str, list[Weight]]) -> list[Weight]:
-    """Return what the checkpoint has of a parameter: itself, or the parts of which it is made."""
+    """Return a parameter's counterpart in the checkpoint: itself, or the parts that make it up."""
     if name in by_name:
         return [by_name[name]]
     return groups.get(canonical_name(name), []) if is_whole(name) else []
 
 
 def _lacked_by_layers(judged: Sequence[Weight], parts: Mapping[str, Sequence[Weight]]) -> Iterator[str]:
-    """Yield the parameters of which a few layers lack what the others have."""
+    """Yield the parameters that a few layers lack and the others have."""
     alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for weight in judged:
         if _LAYER.search(weight.name):
@@ -158,14 +175,14 @@ def _lacked_by_layers(judged: Sequence[Weight], parts: Mapping[str, Sequence[Wei
         have = {name: {_LAYER.sub(".", part.name) for part in parts[name]} for name in names}
         whole = set().union(*have.values())
         lacking = [name for name in names if have[name] != whole]
-        # Layers of another kind may have no K or V of their own, and are not so few.
+        # Layers of another kind may lack their own K or V, but there are more of them.
         yield from lacking if len(lacking) < len(names) and len(lacking) <= max(1, len(names) // 4) else ()
 
 
 def _lacked_at_the_ends(
     judged: Sequence[Weight], parts: Mapping[str, Sequence[Weight]], by_name: Mapping[str, Weight]
 ) -> Iterator[str]:
-    """Yield what precedes or follows the layers and is not there under another name, nor tied to what is."""
+    """Yield parameters before or after the layers that are missing, neither present under another name nor tied."""
     read = {part.name for of in parts.values() for part in of}
     if any(name not in read and not _LAYER.search(name) for name in by_name):
         return
@@ -186,5 +203,5 @@ def _marked(weight: Weight, parts: Sequence[Weight]) -> Weight:
         return weight
     in_any_order = distance_in_any_order(stored, weight)
     if in_any_order is not None and same_numbers(in_any_order):
-        return weight  # a layout of the engine's own
+        return weight  # the engine's own layout
     return weight.model_copy(update={"unlike_checkpoint": far})

@@ -1,7 +1,7 @@
-"""Two fingerprints -> what differs, ranked by what changes numbers, and what declares it.
+"""Compares two fingerprints: the differences, ranked by their effect on numbers, and the setting that declares each.
 
-A difference that the two sides were asked to have is declared by it, and so is one that a caller allows by its name. What was asked
-to differ and is the same is a difference too: a flag that an engine ignored, an adapter that was not applied.
+A setting declares the differences that it was meant to cause; a caller can also allow a difference by name. If a setting was meant
+to differ but nothing does, that is a difference too: an engine ignored a flag, or did not apply an adapter.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from assay.harness.sides import HIDDEN
 
 SCHEMA: Literal["assay.fingerprint-diff/1"] = "assay.fingerprint-diff/1"
 RANKS = (
-    "unseen", "tokens", "rope", "config", "weights", "adapters", "positions", "quantisation", "experts", "ignored", "generation",
-    "backends", "arguments", "packages", "hardware", "environment",
+    "unseen", "tokens", "rope", "folder", "config", "weights", "adapters", "positions", "quantisation", "experts", "ignored",
+    "generation", "backends", "arguments", "packages", "hardware", "environment",
 )  # fmt: skip
-"""The parts in the order in which they change outputs: other tokens change everything, another variable perhaps nothing."""
-# Arguments of how a server runs requests -> what a flag that asks for one has in its name. A model runner alone runs
-# none: it captures no graph, and has no load to chunk.
+"""The parts, by how much they change outputs: different tokens change everything, a different variable perhaps nothing."""
+# Arguments for running requests -> a part of the name of the flag that sets them. A bare model runner does not run
+# requests: it neither captures graphs nor chunks a load.
 _OF_REQUESTS = {
     "arguments.chunked_prefill_size": "chunked-prefill-size",
     "arguments.cuda_graph_config": "cuda-graph",
     "arguments.disable_cuda_graph": "cuda-graph",
 }
 _TABLED = re.compile(r"config\.(\w+\.)?rope_(theta|scaling|parameters)(\.|$)")
-# Source of the fingerprint of a URL, which was asked for nothing: what differs from it is declared by no setting.
+# Source of a URL's fingerprint. No setting was requested of it, so no setting declares a difference from it.
 _ENDPOINT = "endpoint"
-# Parts that files, a model runner and a server all have.
+# Parts that are available from files, from a model runner and from a server.
 _IN_FILES = ("tokens", "generation", "rope", "weights", "environment", "packages")
-# Parts that a server may lack beside another: what backends ignore is measured without one, positions are of a request.
+# Parts that only one of two servers may have: ignored features are measured without a server, positions need a request.
 _APART = ("ignored", "positions")
-# Differences of weights that make another model: most are others, or are rounded.
+# Differences of weights that make it a different model: most weights differ, or are rounded.
 _OTHER_MODEL = {"weights.other": True, "weights.dtype": True}
 _WITHOUT_SERVER = "loaded without a server"
-# What a setting that differs as asked lets differ besides its own argument, by beginnings of names.
+# Prefixes of the differences that a setting declares, in addition to its own argument.
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages", "config"),
+    "packages": ("packages", "config"),
     "engine": ("packages", "arguments", "backends", "config"),
     "backend": ("backends.attention", "backends.linear attention", "arguments.*attention_backend", "ignored"),
-    # Some parameters of many are no other model: one was not sent, or an adapter was merged.
+    # A few different parameters do not make a different model: one was not sent, or an adapter was merged.
     "model": (
         "weights.other", "weights.dtype", "weights.missing", "rope.table", "config", "quantisation", "generation", "positions",
         "experts", "ignored", "backends",
@@ -72,7 +73,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--chat-template": ("tokens.chats", "tokens.template"),
     "--lora-paths": ("adapters", "config.layers"),
     "--load-format": ("weights",),
-    "--speculative-algorithm": (  # what SGLang 0.5.23 derives from it
+    "--speculative-algorithm": (  # SGLang 0.5.23 derives these from it
         "arguments.speculative_algorithm", "arguments.speculative_draft_model_path", "arguments.speculative_num_steps",
         "arguments.speculative_eagle_topk", "arguments.speculative_num_draft_tokens", "arguments.enable_mixed_chunk",
         "arguments.cuda_graph_config",
@@ -84,38 +85,38 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     ),
     "--json-model-override-args": ("rope", "config", "weights", "quantisation", "generation"),
 }  # fmt: skip
-# Differences that follow from what one side has wrong.
+# Differences that follow from a fault on one side.
 _FAULT_OF = {"rope.table": "rope.wrong", "tokens.bare": "tokens.wrong"}
 _NO_TRACE = frozenset(("--port", "--host", "--log-level"))
 
 
 class FingerprintDiff(Part):
-    __doc__ = f"""What differs between two fingerprints. {RULE}"""
+    __doc__ = f"""The differences between two fingerprints. {RULE}"""
 
     schema_id: Literal["assay.fingerprint-diff/1"] = Field(SCHEMA, alias="schema")
     left: str
     right: str
-    treatment: dict[str, tuple[str, str]] = Field(description="settings that were asked to differ: (A, B) by name")
-    differences: tuple[Difference, ...] = Field(description="those that change outputs first")
-    shared: tuple[str, ...] = Field((), description="what both have wrong in the same way, a sentence each")
+    treatment: dict[str, tuple[str, str]] = Field(description="settings meant to differ: (A, B) by name")
+    differences: tuple[Difference, ...] = Field(description="differences that change outputs come first")
+    shared: tuple[str, ...] = Field((), description="faults that both sides share, one sentence each")
     compared: tuple[str, ...]
     unread: str = Field(
-        "", description="why the model's settings were not compared, so that nothing is known to be the same"
+        "", description="why the model's settings were not compared, so that nothing is known to be equal"
     )
-    lost: tuple[str, ...] = Field((), description="parts that one side lacks and that are observed where it comes from")
+    lost: tuple[str, ...] = Field((), description="parts that one side lacks although its kind of source has them")
     not_compared: dict[str, str] = Field(
-        description="parts that one side did not observe, with the reason, and settings whose values are hidden on both"
+        description="parts that a side did not observe, with the reason, and settings hidden on both sides"
     )
 
     @property
     def undeclared(self) -> tuple[Difference, ...]:
-        """The differences that change outputs and that nothing declares."""
+        """The differences that change outputs and are not declared."""
         return tuple(difference for difference in self.differences if difference.counts)
 
-    @computed_field(description="0 nothing undeclared changes outputs, 1 something does, 3 that is not known")  # type: ignore[prop-decorator]
+    @computed_field(description="0 nothing undeclared changes outputs, 1 something does, 3 unknown")  # type: ignore[prop-decorator]
     @property
     def exit_code(self) -> int:
-        """The exit code of the command."""
+        """The command's exit code."""
         if self.undeclared:
             return int(ExitCode.REGRESSION)
         return int(ExitCode.PASS if self.compared and not self.unread and not self.lost else ExitCode.NO_VERDICT)
@@ -125,9 +126,9 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     """Compare two fingerprints.
 
     Args:
-        left: A.
-        right: B.
-        allowed: names that may differ, whole or by their beginning: "packages", "arguments.page_size".
+        left: A's fingerprint.
+        right: B's fingerprint.
+        allowed: names or prefixes of names that may differ, such as "packages" or "arguments.page_size".
     """
     sources = {left.source, right.source}
     asked = {
@@ -136,13 +137,13 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         if left.asked.get(name, "") != right.asked.get(name, "") and _ENDPOINT not in sources
     }
     lost = [part for part in _seen_in(sources) if left.has(part) != right.has(part) and part not in allowed]
-    if _ENDPOINT in sources:  # it tells the version of its engine alone
+    if _ENDPOINT in sources:  # a URL reports only the version of its engine
         left, right = _with_names_of("packages", left, right), _with_names_of("packages", right, left)
-    # A server has what its layers hold, too; files what transformers adds; a URL ``config.json`` alone.
+    # The sources of settings differ: a server adds those of its layers, files those of transformers, a URL only ``config.json``.
     if len(sources - {"server", "model runner"}) + bool(sources & {"server", "model runner"}) > 1:
         left, right = _with_names_of("config", left, right), _with_names_of("config", right, left)
     compared = [part for part in PARTS if left.has(part) and right.has(part)]
-    # Other weights may lie in two folders of which none can be read.
+    # Two folders may hold different weights that cannot be read.
     if (
         "weights" not in compared
         and _ENDPOINT not in sources
@@ -154,14 +155,14 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         difference
         for part in compared
         for difference in COMPARED[part](getattr(left, part), getattr(right, part))
-        # What the tables were computed from is written in several ways, which change none of them.
+        # The settings behind RoPE tables can be written in several ways without changing the tables.
         if not ("rope" in compared and _TABLED.match(difference.name))
     ]
     of_chats = all(side.tokens and side.tokens.chats for side in (left, right))
     visible = {setting: values for setting, values in asked.items() if of_chats or setting != "--chat-template"}
     differ += _unseen(visible, differ, compared)
     ours, theirs = faults(left), faults(right)
-    said = {fault.name for fault in (*ours, *theirs)}  # a fault says what differs, and which side is right
+    said = {fault.name for fault in (*ours, *theirs)}  # a fault states the difference, and which side is right
     differ = [difference for difference in differ if _FAULT_OF.get(difference.name) not in said]
     common = {fault.says for fault in ours} & {fault.says for fault in theirs}
     for side, own, other in ((A, ours, right), (B, theirs, left)):
@@ -169,7 +170,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             fault.model_copy(
                 update={
                     "says": f"{side}: {fault.says}",
-                    "outputs": fault.outputs or bool(other.tokens and other.tokens.retold),
+                    "outputs": fault.outputs or (fault.part == "tokens" and bool(other.tokens and other.tokens.retold)),
                 }
             )
             for fault in own
@@ -179,7 +180,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     if "weights" in compared and not any(
         _OTHER_MODEL.get(difference.name) == difference.outputs for difference in differ
     ):
-        settings -= {"model"}  # the same weights at another path, and a tensor more or less, are no other model
+        settings -= {"model"}  # the same weights at another path, or one tensor more or less, are the same model
     flags = left.asked.keys() | right.asked.keys()
     alone = "model runner" in sources and len(sources) > 1
     excused = [name for name, part in _OF_REQUESTS.items() if alone and not any(part in flag for flag in flags)]
@@ -207,21 +208,19 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         lost=tuple(lost),
         not_compared=not_compared
         | ({"weights.order": unordered} if (unordered := in_any_order(left, right)) else {})
-        | dict.fromkeys(
-            _hidden(left, right), "hidden on both sides, as secrets are: whether it is the same is not known"
-        ),
+        | dict.fromkeys(_hidden(left, right), "hidden on both sides as a possible secret, so not known to be equal"),
     )
 
 
 def _seen_in(sources: Collection[str]) -> Sequence[str]:
-    """Return the parts that both sides would have, had nothing been lost: two of one kind have what one has, but for `_APART`."""
+    """Return the parts that both sides should have. Two sides from the same kind of source have the same parts, except `_APART`."""
     if len(sources) == 1:
         return [part for part in PARTS if part not in _APART]
     return _IN_FILES if _ENDPOINT not in sources else ()
 
 
 def _hidden(left: Fingerprint, right: Fingerprint) -> Iterator[str]:
-    """Yield the settings and arguments of which both sides have the same stand-in of a secret."""
+    """Yield the settings and arguments that are hidden on both sides."""
     for prefix, ours, theirs in (
         ("", left.asked, right.asked),
         ("arguments.", left.arguments or {}, right.arguments or {}),
@@ -230,7 +229,7 @@ def _hidden(left: Fingerprint, right: Fingerprint) -> Iterator[str]:
 
 
 def _with_names_of(part: str, fingerprint: Fingerprint, other: Fingerprint) -> Fingerprint:
-    """Return a fingerprint with what the other one names too of a part; with nothing observed of it if that is nothing."""
+    """Return a fingerprint whose part keeps only the names that the other one has too, or is not observed if it has none."""
     ours, theirs = getattr(fingerprint, part) or {}, getattr(other, part) or {}
     named = {name: value for name, value in ours.items() if name in theirs}
     return fingerprint.model_copy(update={part: named or None})
@@ -241,7 +240,7 @@ def _named(fingerprint: Fingerprint) -> str:
 
 
 def _rank(difference: Difference) -> tuple[bool, bool, int, bool]:
-    """Order differences: those that count, those that change outputs, by their part; of a part, what is wrong in itself first."""
+    """Return a sort key: differences that count, then those that change outputs, then by part, with faults first in each."""
     part = RANKS.index(difference.part)
     return not difference.counts, not difference.outputs, part, not difference.name.endswith((".wrong", ".twice"))
 
@@ -273,15 +272,15 @@ def _covers(declares: str, name: str) -> bool:
 def _unseen(
     asked: Mapping[str, tuple[str, str]], differ: Sequence[Difference], compared: Collection[str]
 ) -> Iterator[Difference]:
-    """Yield the settings that were asked to differ, of which nothing is seen though it would have to be."""
+    """Yield the settings that were meant to differ but have no effect, although an effect would be visible."""
     for setting, (ours, theirs) in asked.items():
         covered = [name for name in _DECLARES.get(setting, ()) if name.partition(".")[0] in compared]
-        if setting in ("engine", "interpreter", "model") or setting in _NO_TRACE or not covered:
+        if setting in ("engine", "interpreter", "packages", "model") or setting in _NO_TRACE or not covered:
             continue
         if any(_covers(name, difference.name) for difference in differ for name in covered):
             continue
         yield Difference(
             name=f"unseen.{setting}",
-            says=f"{setting} was asked to be {theirs or 'absent'}, not {ours or 'absent'}, and nothing that is served differs",
+            says=f"{setting} was set to {theirs or 'absent'}, not {ours or 'absent'}, but nothing that is served differs",
             outputs=True,
         )

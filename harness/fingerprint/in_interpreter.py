@@ -1,7 +1,7 @@
-"""A model's files as an interpreter's own packages read them: ``PYTHON in_interpreter.py MODEL PROBES``, a file of JSON.
+"""Reads a model's files with an interpreter's own packages: ``PYTHON in_interpreter.py MODEL PROBES``; PROBES is a JSON file.
 
-It runs by its path in the Python of a side, which need not have assay, and imports nothing but the standard library, transformers
-and, for RoPE, torch. What it prints last is one line of JSON; what it cannot read is named in ``not_observed``, with the reason.
+It runs by path in the Python of one side, which need not have assay, so it imports only the standard library, transformers and,
+for RoPE, torch. The last line it prints is JSON. ``not_observed`` names the parts that it could not read, with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Read the files of a model.
 
     Args:
-        asked: ``texts``, ``chats``, the names of ``packages``, and whether code that comes with the model is trusted.
+        asked: ``texts``, ``chats``, the names of ``packages``, and whether to trust the model's own code.
     """
     trusted = bool(asked.get("trust_remote_code"))
     return observed({
@@ -36,13 +36,13 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def observed(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Observe parts, and say under ``not_observed`` why one was not, and under ``seconds`` how long each took."""
+    """Observe each part. ``not_observed`` gets the reason for each failure, and ``seconds`` the time of each part."""
     read: dict[str, Any] = {"not_observed": {}, "seconds": {}}
     for part, observe in parts.items():
         begun = time.perf_counter()
         try:
             read[part] = observe()
-        except Exception as error:  # whatever these packages raise; assay's own errors have a first part
+        except Exception as error:  # these packages may raise anything; assay's own errors have a first part
             said = getattr(error, "found", "") or f"{type(error).__name__}: {error}"
             read["not_observed"][part] = " ".join(said.split())[:200]
         read["seconds"][part] = round(time.perf_counter() - begun, 4)
@@ -50,7 +50,7 @@ def observed(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Return the versions of packages that are installed, and that of Python."""
+    """Return the versions of the installed packages and of Python."""
     installed = {"python": platform.python_version()}
     for name in names:
         try:
@@ -67,7 +67,7 @@ def _tokenizer(model: str, trusted: bool) -> Any:
 
 
 def written_ids(model: str, texts: Mapping[str, str], bare: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the ids that ``tokenizer.json`` gives by itself, of the texts where they are others than `bare`; none without it."""
+    """Return the ids from ``tokenizer.json`` alone, if it exists, for the texts whose ids differ from `bare`."""
     path = os.path.join(model, "tokenizer.json")
     if not os.path.exists(path):
         return {}
@@ -79,13 +79,13 @@ def written_ids(model: str, texts: Mapping[str, str], bare: Mapping[str, Sequenc
 
 
 def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the ids that a tokenizer of transformers makes of texts and chats, by the fields of the record ``Tokens``."""
+    """Tokenize texts and chats with a transformers tokenizer, and return the fields of the record ``Tokens``."""
     told, retold, refused = {}, {}, {}
     for name, (messages, tools) in chats.items():
         arguments = {"add_generation_prompt": True, **({"tools": tools} if tools else {})}
         try:
             text = tokenizer.apply_chat_template(copy.deepcopy(messages), tokenize=False, **arguments)
-        except Exception as error:  # a template may refuse roles and tools, as it chooses
+        except Exception as error:  # a template may refuse roles and tools
             refused[name] = f"{type(error).__name__}: {error}"[:200]
             continue
         told[name] = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -105,14 +105,14 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
     }
 
 
-# Files that hold a tokenizer without ``tokenizer.json``.
+# Files of a tokenizer without ``tokenizer.json``.
 _TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
 def _digests_of(model: str, template: Any) -> dict[str, str]:
-    """Return digests of a chat template, and of what a tokenizer computes from as its files have it, by part."""
+    """Return digests of the chat template and of each part of the tokenizer's files."""
     written = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
-    made = {"template": _digest(written.strip("\n").replace("\\n", "\n").encode())}  # as SGLang reads one
+    made = {"template": _digest(written.strip("\n").replace("\\n", "\n").encode())}  # as SGLang reads it
     path = os.path.join(model, "tokenizer.json")
     if not os.path.exists(path):
         for name in filter(lambda name: os.path.exists(os.path.join(model, name)), _TOKENIZERS):
@@ -137,7 +137,7 @@ def _digest(content: bytes) -> str:
 
 
 def generation_of(model: str) -> dict[str, str]:
-    """Return the defaults of generation that a model's folder states, as JSON by name."""
+    """Return the generation defaults in a model's folder, as JSON by name."""
     path = os.path.join(model, "generation_config.json")
     if not os.path.exists(path):
         return {}
@@ -150,7 +150,7 @@ def generation_of(model: str) -> dict[str, str]:
     }
 
 
-# Settings of a configuration that are names, or change nothing that is served.
+# Settings that are only names, or that do not affect serving.
 _NO_SETTING = re.compile(
     r"(^|\.)(_?name_or_path|id2label|label2id|(transformers|sglang)_version|_\w+|context_len|use_cache|initializer_\w+|output_\w+|"
     r"return_dict\w*|\w*dropout\w*|\w*pdrop)(\.|$)"
@@ -158,7 +158,7 @@ _NO_SETTING = re.compile(
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a model's configuration by their names with dots, as text; dtypes by the names of transformers 5."""
+    """Return a model configuration's settings as text, by dotted name. Dtypes have the names of transformers 5."""
     read = {name: value for name, value in _leaves(config) if not _NO_SETTING.search(name)}
     return {
         re.sub(r"(^|\.)torch_dtype$", r"\1dtype", name): value.removeprefix("torch.") for name, value in read.items()
@@ -166,7 +166,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def beside_config(model: str, *, code: bool) -> dict[str, Any]:
-    """Return what other files of a folder say of how a model computes: ModelOpt's quantisation, and digests of its `code`."""
+    """Return settings from a folder's other files: ModelOpt's quantisation and, if `code`, digests of the model's code."""
     made: dict[str, Any] = {}
     path = os.path.join(model, "hf_quant_config.json")
     if os.path.exists(path):
@@ -180,7 +180,7 @@ def beside_config(model: str, *, code: bool) -> dict[str, Any]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what is set in a configuration."""
+    """Yield the settings in a configuration, by dotted name."""
     if isinstance(value, Mapping):
         for key, member in value.items():
             yield from _leaves(member, f"{name}.{key}" if name else str(key))
@@ -189,10 +189,10 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config.json`` with what ``--json-model-override-args`` sets, as SGLang overrides it."""
+    """Apply ``--json-model-override-args`` to ``config.json`` in the same way as SGLang."""
     made = dict(config)
     parameters = made.get("rope_parameters")
-    if parameters and "rope_theta" in overrides:  # SGLang may not see it beside these: it is asked for all the same
+    if parameters and "rope_theta" in overrides:  # SGLang may overlook it next to these, but the user asked for it
         made["rope_parameters"] = {name: value for name, value in parameters.items() if name != "rope_theta"}
     for key, value in overrides.items():
         name = "rope_parameters" if key == "rope_scaling" and parameters else key
@@ -208,7 +208,7 @@ def _resolved(model: str, trusted: bool) -> dict[str, Any]:
 
 
 def _ropes(model: str, trusted: bool) -> list[dict[str, Any]]:
-    """Return the frequencies of each rotary embedding that the model's own class makes; its weights are never made."""
+    """Return the frequencies of each rotary embedding in the model's own class, without allocating its weights."""
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -248,4 +248,4 @@ def _ropes(model: str, trusted: bool) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     with open(sys.argv[2], encoding="utf-8") as probes:
         print("\n" + json.dumps(main(sys.argv[1], json.load(probes))), flush=True)
-    os._exit(0)  # imports may leave threads behind that would be waited for
+    os._exit(0)  # do not wait for threads that imports may have started

@@ -1,4 +1,4 @@
-"""A part of two fingerprints -> what differs in it, a sentence each; and what one fingerprint has wrong in itself."""
+"""Compares a part of two fingerprints, one sentence per difference, and finds faults within a single fingerprint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from assay.harness.text import counted, few, listed
 
 A, B = "A", "B"
 _SHOWN = 3
-# Arguments of a server that change outputs, or the order in which they are added up.
+# Server arguments that change outputs, or the order of summation.
 _NUMBERS = frozenset((
     "dtype", "kv_cache_dtype", "quantization", "quantization_param_path", "tp_size", "dp_size", "ep_size", "pp_size", "load_format",
     "attention_backend", "prefill_attention_backend", "decode_attention_backend", "mm_attention_backend", "sampling_backend",
@@ -47,17 +47,17 @@ _NUMBERS = frozenset((
 
 
 class Difference(Part):
-    """One thing in which two fingerprints differ, or that one has wrong."""
+    """A difference between two fingerprints, or a fault of one."""
 
     name: str = Field(
-        description='what --allow takes: the part and what differs in it, such as "rope" or "arguments.page_size"'
+        description='the name for --allow: the part and its differing item, such as "rope" or "arguments.page_size"'
     )
     says: str = Field(description="a sentence without a full stop")
-    outputs: bool = Field(description="whether it changes outputs; false for what is not known to")
+    outputs: bool = Field(description="whether it is known to change outputs")
     declared: str = Field(
         "",
-        description="the setting that was asked to differ, --allow NAME, or that one was loaded without a server; "
-        "empty if nothing declares it",
+        description="the setting that was meant to differ, --allow NAME, or a note that one side was loaded without a "
+        "server; empty if it is not declared",
     )
     details: tuple[str, ...] = Field((), description="further lines")
 
@@ -68,22 +68,30 @@ class Difference(Part):
 
     @property
     def counts(self) -> bool:
-        """True if it changes outputs and nothing declares it."""
+        """True if it changes outputs and is not declared."""
         return self.outputs and not self.declared
 
 
-# What one fingerprint has wrong
+# Faults of one fingerprint
 
 JUDGED = ("tokens", "rope", "weights")
-"""The parts that `faults` judges."""
+"""The parts that `faults` judges, next to the folder."""
 
 
 def faults(fingerprint: Fingerprint) -> list[Difference]:
-    """List what a fingerprint has wrong in itself: against ``config.json``, or against what is never meant."""
+    """List a fingerprint's own faults: contradictions of ``config.json``, and states that nobody intends."""
     return [
         *_rope_faults(fingerprint.rope or ()),
         *_token_faults(fingerprint.tokens),
         *_weight_faults(fingerprint.weights or ()),
+        *(
+            Difference(
+                name="folder.wrong" if note.changes_outputs else "folder.note",
+                says=note.says,
+                outputs=note.changes_outputs,
+            )
+            for note in fingerprint.folder
+        ),
     ]
 
 
@@ -109,7 +117,7 @@ def _token_faults(tokens: Tokens | None) -> Iterator[Difference]:
         kind = f", which is read as {tokens.tokenizer}" if tokens.tokenizer else ""
         yield Difference(
             name="tokens.wrong",
-            says=f"token ids of {counted(len(tokens.written), 'text')} of the corpus are not those of tokenizer.json{kind}",
+            says=f"token ids of {counted(len(tokens.written), 'text')} of the corpus do not match tokenizer.json{kind}",
             outputs=True,
             details=(f"{first}: {_near(tokens.bare[first], tokens.written[first], 'as read', 'in tokenizer.json')}",),
         )
@@ -127,16 +135,16 @@ def _token_faults(tokens: Tokens | None) -> Iterator[Difference]:
         yield Difference(
             name="tokens.twice",
             says="two BOS tokens begin a chat that a client renders to text: the template has one, and the tokenizer adds one",
-            outputs=False,  # of most models: it matters where a client does so, and where one of two servers differs
+            outputs=False,  # true of most models: it matters only if a client does so, or if two servers differ
             details=(f"{doubled[0]}: {list(tokens.retold[doubled[0]][:6])}",),
         )
 
 
 def _weight_faults(weights: Sequence[Weight]) -> Iterator[Difference]:
     for field, what in (
-        ("not_in_checkpoint", "served, and not in the checkpoint, wholly or in part"),
-        ("unlike_checkpoint", "not what the checkpoint has"),
-        ("copies_differ", "not the same in the processes that hold copies of it"),
+        ("not_in_checkpoint", "served, but missing from the checkpoint, wholly or in part"),
+        ("unlike_checkpoint", "different from the checkpoint"),
+        ("copies_differ", "different in processes that should hold identical copies"),
     ):
         if names := [weight.name for weight in weights if getattr(weight, field)]:
             says = f"{_some(names)} {_is(names)} {what}"
@@ -186,7 +194,7 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
             break
     yield from _refused_chats(left, right)
     if classes and not left.bare:
-        yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
+        yield Difference(name="tokens.tokenizer", says=f"the tokenizers differ{classes}", outputs=False)
     for name in ("bos", "eos"):
         ours, theirs = getattr(left, name), getattr(right, name)
         if ours != theirs and left.tokenizer and right.tokenizer:  # a URL names neither
@@ -196,19 +204,17 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         first = other[0]
         yield Difference(
             name="tokens.counts",
-            says=f"{len(other)} of {counted(len(left.counts), 'chat')} {_has(other)} other numbers of prompt tokens ({first}: "
+            says=f"{len(other)} of {counted(len(left.counts), 'chat')} {_has(other)} different numbers of prompt tokens ({first}: "
             f"{left.counts[first]} in A, {right.counts[first]} in B)",
             outputs=True,
         )
     other = [name for name, digest in left.digests.items() if right.digests.get(name, digest) != digest]
     if "template" in other:
-        says = "the chat template is another, which shows in other chats than those of the corpus alone"
+        says = "the chat templates differ, but not for the chats of the corpus"
         same = left.chats == right.chats
-        yield Difference(name="tokens.template", says=says if same else "the chat template is another", outputs=True)
+        yield Difference(name="tokens.template", says=says if same else "the chat templates differ", outputs=True)
     if rules := [name.replace("_", " ") for name in other if name != "template"]:
-        yield Difference(
-            name="tokens.rules", says=f"the files of the tokenizer differ in {listed(rules)}", outputs=True
-        )
+        yield Difference(name="tokens.rules", says=f"the tokenizer's files differ in {listed(rules)}", outputs=True)
 
 
 def _refused_chats(left: Tokens, right: Tokens) -> Iterator[Difference]:
@@ -217,7 +223,7 @@ def _refused_chats(left: Tokens, right: Tokens) -> Iterator[Difference]:
             chats = "the chat" if len(names) == 1 else "the chats"
             yield Difference(
                 name="tokens.chats",
-                says=f"the chat template refuses {chats} {listed([repr(name) for name in names])} in {side} alone",
+                says=f"the chat template refuses {chats} {listed([repr(name) for name in names])} only in {side}",
                 outputs=True,
                 details=tuple(f"{name}: {own.refused[name]}" for name in names),
             )
@@ -228,16 +234,16 @@ def _kind(what: str) -> str:
 
 
 def _added_bos(left: Tokens, right: Tokens, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str:
-    """Say that the only difference is a BOS more on one side; empty if there is another."""
+    """State that the only difference is an additional BOS on one side, or return "" if there are others."""
     for side, tokens, longer in ((B, right, 1), (A, left, 0)):
         if tokens.bos is not None and all(list(pair[longer]) == [tokens.bos, *pair[1 - longer]] for pair in pairs):
             twice = all(list(pair[1 - longer][:1]) == [tokens.bos] for pair in pairs)
-            return f"two BOS tokens in {side}, one in the other" if twice else f"BOS begins every text in {side} alone"
+            return f"two BOS tokens in {side}, one in the other" if twice else f"BOS begins every text only in {side}"
     return ""
 
 
 def _near(ours: Sequence[int], theirs: Sequence[int], left: str = "in A", right: str = "in B") -> str:
-    """Show where two lists of ids part."""
+    """Show where two lists of ids diverge."""
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     begin = max(0, at - 2)
     return f"from token {at} on, {list(ours[begin : at + 4])} {left}, {list(theirs[begin : at + 4])} {right}"
@@ -246,7 +252,7 @@ def _near(ours: Sequence[int], theirs: Sequence[int], left: str = "in A", right:
 def _ropes(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> Iterator[Difference]:
     for ours, theirs in _paired(left, right):
         if len(ours.frequencies) != len(theirs.frequencies):
-            says = f"RoPE turns {2 * len(ours.frequencies)} dims of a head in A, {2 * len(theirs.frequencies)} in B"
+            says = f"RoPE rotates {2 * len(ours.frequencies)} dims per head in A, {2 * len(theirs.frequencies)} in B"
         elif not same_frequencies(ours.frequencies, theirs.frequencies, 2.0**-8 if _coarse(ours, theirs) else 2.0**-12):
             says = _frequencies(ours, theirs)
         elif abs(ours.scale - theirs.scale) > 2.0**-10 * abs(ours.scale):
@@ -255,7 +261,7 @@ def _ropes(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> Iterator[Di
             says = f"cos and sin are {ours.dtype} in A, {theirs.dtype} in B"
         elif _other_rows(ours, theirs):
             says = (
-                f"cos and sin are off by up to {ours.error:.2g} in A, {theirs.error:.2g} in B, of the same frequencies"
+                f"cos and sin are off by up to {ours.error:.2g} in A, {theirs.error:.2g} in B, at the same frequencies"
             )
         else:
             continue
@@ -270,7 +276,7 @@ def _ropes(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> Iterator[Di
 
 
 def _other_rows(ours: RopeTable, theirs: RopeTable) -> bool:
-    """Return True if tables of one size and dtype are not off by as much, beyond the rounding of frequencies read off them."""
+    """Return True if tables of equal size and dtype have different errors, beyond the rounding of inferred frequencies."""
     if ours.error is None or theirs.error is None or ours.rows != theirs.rows or ours.digest == theirs.digest:
         return False
     return not abs(ours.error - theirs.error) <= 4 * ours.rows * 2.0 ** -(7 if _coarse(ours) else 23)
@@ -281,7 +287,7 @@ def _coarse(*tables: RopeTable) -> bool:
 
 
 def _paired(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> list[tuple[RopeTable, RopeTable]]:
-    """Pair each table with the one that is closest to it, for their names and their order are the packages' own."""
+    """Pair each table with the closest one, since names and order depend on the package."""
     pairs, rest = [], list(right)
     for ours in left:
         if rest:
@@ -297,7 +303,7 @@ def _far(left: Sequence[float], right: Sequence[float]) -> float:
     return sum(abs(math.log(max(a, 1e-30) / max(b, 1e-30))) for a, b in zip(left, right, strict=True))
 
 
-# Mean log ratio of frequencies that a table in bfloat16 explains: it holds cosines to 3 digits.
+# Mean log ratio of frequencies that bfloat16 explains: its cosines have 3 digits.
 _ROUNDED = 0.01
 
 
@@ -327,7 +333,7 @@ def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Differ
     ours, theirs = by_canonical_name(left, right)
     for side, own, other_side in ((A, ours, theirs), (B, theirs, ours)):
         if missing := [name for name in own if name not in other_side]:
-            says = f"{_some(missing)} {_is(missing)} in {side} alone"
+            says = f"{_some(missing)} {_is(missing)} only in {side}"
             yield Difference(name="weights.missing", says=says, outputs=True)
     both = [name for name in ours if name in theirs]
     changed = [change for change in (_changed(ours[name], theirs[name]) for name in both) if change is not None]
@@ -366,7 +372,7 @@ def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Differ
         yield Difference(
             name="weights.dtype",
             says=f"{_some(names)} {_is(names)} {pair[0]} in A, {pair[1]} in B, with the same values",
-            outputs=False,  # in which dtype they are computed is decided by the device and its arguments, which count
+            outputs=False,  # the device and its arguments decide the compute dtype, and they are compared separately
         )
 
 
@@ -386,7 +392,7 @@ def _changed(ours: Weight, theirs: Weight) -> _Changed | None:
 
 
 def in_any_order(left: Fingerprint, right: Fingerprint) -> str:
-    """Say which parameters were compared by their sums alone, which do not tell their order; empty where none were."""
+    """Name the parameters compared only by their sums, which do not depend on order, or return "" if there are none."""
     ours, theirs = by_canonical_name(left.weights or (), right.weights or ())
     names = [
         name
@@ -399,21 +405,21 @@ def in_any_order(left: Fingerprint, right: Fingerprint) -> str:
     ]
     if not names:
         return ""
-    return f"of {_some(names)}: the places of their parts are not known on both sides; compare as many ranks"
+    return f"of {_some(names)}: not known which parts each rank holds; compare equal numbers of ranks"
 
 
 def _other_weights(other: Sequence[_Changed], both: Sequence[str]) -> Difference:
     shaped = [change for change in other if change.far is None]
     if shaped:
         names = [change.weight.name for change in shaped]
-        says = f"{_some(names)} {_is(names)} of another shape or kind"
+        says = f"{_some(names)} {_is(names)} of a different shape or kind"
         return Difference(name="weights.other", says=says, outputs=True)
     worst = max(other, key=lambda change: change.far or 0.0)
     names = [change.weight.name for change in sorted(other, key=lambda change: -(change.far or 0.0))]
     sharded = any(not change.weight.projections for change in other)
     return Difference(
         name="weights.other" if 2 * len(other) > len(both) else "weights.some",
-        says=f"{len(other)} of {counted(len(both), 'parameter')} {_has(other)} other weights: {few(names, _SHOWN)}"
+        says=f"{len(other)} of {counted(len(both), 'parameter')} {_has(other)} different weights: {few(names, _SHOWN)}"
         + ("" if sharded else f" (relative distance up to {worst.far:.2g})"),
         outputs=True,
         details=tuple(names[:20]),
@@ -451,7 +457,7 @@ def _backends(left: Sequence[Resolved], right: Sequence[Resolved]) -> Iterator[D
 
 
 def _runs(names: Mapping[str, str]) -> str:
-    """Say which layers run what: "layers 7 to 11 run triton, the others flashinfer"."""
+    """State which layers run which backend: "layers 7 to 11 run triton, the others flashinfer"."""
     if len(names) <= 1:
         return next(iter(names), "nothing")
     fewest_first = sorted(names.items(), key=lambda item: len(_of_ranges(item[1])))
@@ -465,7 +471,7 @@ def _layers(ranges: str) -> str:
 
 
 def _of_ranges(ranges: str) -> set[int]:
-    """Read numbers of layers that were written as "0-6, 12"."""
+    """Parse layer numbers written as "0-6, 12"."""
     parts = [part.partition("-") for part in ranges.replace(" ", "").split(",") if part]
     return {number for low, _, high in parts for number in range(int(low), int(high or low) + 1)}
 
@@ -478,7 +484,7 @@ def _ignored(left: Sequence[str], right: Sequence[str]) -> Iterator[Difference]:
 
 
 def _positions(left: Sequence[int], right: Sequence[int]) -> Iterator[Difference]:
-    both = min(len(left), len(right))  # prompts of other lengths begin alike
+    both = min(len(left), len(right))  # prompts of different lengths begin alike
     if tuple(left[:both]) != tuple(right[:both]):
         yield Difference(
             name="positions", says=f"position ids are {_few_ids(left)} in A, {_few_ids(right)} in B", outputs=True
@@ -493,7 +499,7 @@ _Value = str | None
 
 
 def _mapping(part: str, what: str, outputs: Callable[[str, _Value, _Value], bool] = lambda *_: True) -> Any:
-    """Make the comparison of a part that is a mapping of names to values; `outputs` says if a difference changes outputs."""
+    """Make the comparison for a part that maps names to values. `outputs` decides if a difference changes outputs."""
 
     def differences(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Difference]:
         for name in sorted(left.keys() | right.keys()):
@@ -537,4 +543,4 @@ COMPARED: Mapping[str, Any] = {
     "packages": _mapping("packages", "{name}"),
     "hardware": _mapping("hardware", "{name}"),
 }
-"""Compares a part of two fingerprints, by its name: yields what differs."""
+"""Comparisons of each part of two fingerprints, by name. Each yields the differences."""

@@ -1,7 +1,7 @@
-"""RoPE as a model's ``config.json`` asks for it, computed in float64 without any engine, and a table beside it.
+"""Computes RoPE as ``config.json`` specifies it, in float64 and without an engine, and compares a table with it.
 
-Formulas: the RoPE paper (arXiv 2104.09864), YaRN (2309.00071), and for the scaling of Llama 3.1 Meta's reference code. "dynamic"
-has two readings: transformers scales only once a sequence exceeds the context, engines with a fixed table for the longest one.
+Formulas: the RoPE paper (arXiv 2104.09864), YaRN (2309.00071), and Meta's reference code for Llama 3.1's scaling. "dynamic" has
+two readings: transformers scales only once a sequence exceeds the context, engines with a fixed table scale for the longest one.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 _PLAIN = ("default", "mrope", "")
 """Scaling types that scale nothing."""
-# Relative distance of two frequencies up to which they are the same one, read off a table in float32.
+# Largest relative distance of equal frequencies, when they are inferred from a float32 table.
 _TOLERANCE = 2.0**-12
 
 
 @dataclass(frozen=True)
 class _Rope:
-    """What a configuration asks of RoPE.
+    """The RoPE that a configuration specifies.
 
     Attributes:
         kind: scaling type.
         theta: the base.
-        factor: of the scaling; 1 for none.
+        factor: scaling factor, or 1 without scaling.
         frequencies: angle per position of each pair of dims.
         scale: factor of cos and sin.
-        layers: layer type that asks for it; empty for all.
+        layers: layer type that it applies to, or empty for all layers.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class _Rope:
 
 
 def asked_ropes(config: Mapping[str, Any]) -> list[_Rope]:
-    """Return what a ``config.json`` asks for, each reading of it; none where it has no base, or a type that is not known here."""
+    """Return every reading of a ``config.json``'s RoPE, or nothing if it lacks a base or has an unknown type."""
     config = {**config, **(config.get("text_config") or {})}
     given = config.get("rope_parameters") or {}
     if given and all(isinstance(value, Mapping) for value in given.values()):
@@ -112,7 +112,7 @@ def _yarn(plain: Sequence[float], factor: float, theta: float, given: Mapping[st
     dim = 2 * len(plain)
 
     def turns(number: float) -> float:
-        """Return the dim whose wave turns so often within the original context."""
+        """Return the dim whose wave turns `number` times within the original context."""
         return dim * math.log(most / (number * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = turns(float(given.get("beta_fast") or 32)), turns(float(given.get("beta_slow") or 1))
@@ -136,7 +136,7 @@ def _yarn_scale(factor: float, given: Mapping[str, Any]) -> float:
 
 
 def read_theta(frequencies: Sequence[float]) -> float | None:
-    """Read the base off frequencies that are those of plain RoPE; None if they are not."""
+    """Infer the base from the frequencies of plain RoPE, or return None if they are not plain."""
     if len(frequencies) < 2 or abs(frequencies[0] - 1) > 0.01 or min(frequencies) <= 0:
         return None
     dim = 2 * len(frequencies)
@@ -145,14 +145,14 @@ def read_theta(frequencies: Sequence[float]) -> float | None:
 
 
 def same_frequencies(left: Sequence[float], right: Sequence[float], tolerance: float = _TOLERANCE) -> bool:
-    """Return True if two lists of frequencies are the same but for rounding."""
+    """Return True if two lists of frequencies are equal within rounding."""
     return len(left) == len(right) and all(
         abs(a - b) <= tolerance * max(abs(a), abs(b)) for a, b in zip(left, right, strict=True)
     )
 
 
 def nearest(frequencies: Sequence[float], asked: Sequence[_Rope], layers: str = "") -> _Rope | None:
-    """Return the one of several that frequencies are closest to, of those for a layer type if any is; None for none."""
+    """Return the closest reading to some frequencies, preferring those for the layer type, or None if none has as many dims."""
     fitting = [rope for rope in asked if len(rope.frequencies) == len(frequencies)]
     own = [rope for rope in fitting if layers and rope.layers == layers] or fitting
 
@@ -170,22 +170,22 @@ def wrong_rope(
     tolerance: float = _TOLERANCE,
     config: str = "config.json",
 ) -> str:
-    """Say in which way frequencies and scale are not what a configuration asks for; empty if they are, or if it asks for nothing.
+    """State how frequencies and scale contradict a configuration, or return "" if they agree or it specifies nothing.
 
     Args:
-        frequencies: as a table has them.
-        scale: factor of its cos and sin.
+        frequencies: the table's frequencies.
+        scale: the factor of its cos and sin.
         asked: readings of the configuration.
-        layers: layer type that uses the table; empty if that is not known.
+        layers: layer type that uses the table, or empty if unknown.
         tolerance: relative rounding of the table.
-        config: what the configuration is called.
+        config: name of the configuration in the sentence.
     """
     if not asked:
         return ""
     rope = nearest(frequencies, asked, layers)
     if rope is None:
         dims = " or ".join(sorted({str(2 * len(reading.frequencies)) for reading in asked}))
-        return f"RoPE turns {2 * len(frequencies)} dims of a head; {config} says {dims}"
+        return f"RoPE rotates {2 * len(frequencies)} dims per head; {config} says {dims}"
     of = f" for {rope.layers.replace('_', ' ')}" if rope.layers else ""
     if same_frequencies(frequencies, rope.frequencies, tolerance):
         if abs(scale - rope.scale) <= max(tolerance, 2.0**-9) * rope.scale:
@@ -211,6 +211,6 @@ def wrong_rope(
 
 
 def _number(theta: float) -> str:
-    """Write a base as people do: "10,000". One that was read off a table is rounded to four digits."""
+    """Format a base for people, as "10,000", rounded to four digits."""
     rounded = float(f"{theta:.4g}")
     return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"

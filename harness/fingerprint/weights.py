@@ -1,8 +1,8 @@
-"""Numbers by which parameters are compared without being moved: digests, sums, and projections that tell rounding from others.
+"""Describes parameters by numbers, so that they can be compared without moving them: digests, sums and random projections.
 
-A large parameter is read on its device, once: a sample of its elements is hashed, and all of them go into the projections and sums.
-The signs of a projection belong to the rows and columns of the whole parameter, so that the projections of its parts, which
-processes hold or a checkpoint stores, add up to those of the whole.
+A large parameter is read once, on its device: a sample of its elements is hashed, and all elements enter the projections and sums.
+A projection's signs belong to the rows and columns of the whole parameter, so the projections of its parts, in processes or in a
+checkpoint, add up to those of the whole.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PROJECTIONS = 8
-_WHOLE = 2**20  # elements up to which a parameter is hashed whole
-_SAMPLE = 2**16  # elements of a larger one that are hashed, evenly spread
-_CHUNK = 2**24  # elements that are converted to float32 at once: 64 MiB
-# Added up in float32, before float64: the fewer, the less do the places depend on where a matrix is cut.
+_WHOLE = 2**20  # most elements in a parameter that is hashed completely
+_SAMPLE = 2**16  # evenly spread elements hashed in a larger parameter
+_CHUNK = 2**24  # elements converted to float32 at once: 64 MiB
+# Columns summed in float32 before float64: the fewer, the less the result depends on where a matrix is cut.
 _COLUMNS = 2048
-# Bits of the mantissa, by dtype. Others are not rounded floats.
+# Mantissa bits by dtype. Other dtypes are not rounded floats.
 _MANTISSA = {"float8_e4m3fn": 3, "float8_e5m2": 2, "bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
-# The smallest number above zero, of dtypes in which weights may be smaller: those are rounded to multiples of it.
+# The smallest positive number, for dtypes that it matters in: smaller weights are rounded to multiples of it.
 _SMALLEST = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16, "float16": 2.0**-24}
-_SAME = 2.0**-20  # relative distance of sums in float32 of the same numbers in another order
-# The same for large parameters whose samples are equal. On a CPU, projections of up to 28,672 float32 columns were within 6e-7 of
-# those in float64, and of one row of 3 million within 3.3e-6. One element of 2^32 that is off by its own size is 1.5e-5.
+_SAME = 2.0**-20  # relative distance of float32 sums of the same numbers in a different order
+# The same for large parameters with equal samples. On a CPU, projections of up to 28,672 float32 columns were within 6e-7 of the
+# float64 result, and a single row of 3 million within 3.3e-6. One element in 2^32 that is off by its own size gives 1.5e-5.
 _SAME_SAMPLE = 2.0**-17
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a piece of a parameter lies in the whole.
+    """The place of a piece within a whole parameter.
 
     Attributes:
-        rows: runs of rows of the whole, (first, number), in the order in which they are held. Rows are those of the tensor with all
-            dims but the last flattened; of a vector, its elements.
-        column: the first column of the whole; 0 of a vector.
+        rows: runs of rows of the whole, (first, number), in the order held. The rows are those of the tensor with all dims but the
+            last flattened, or the elements of a vector.
+        column: the first column in the whole, or 0 for a vector.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -49,7 +49,7 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """The place in words, which pieces that are copies share."""
+        """The place as text, which copies of a piece share."""
         return f"row {self.rows[0][0]}, column {self.column}"
 
     @property
@@ -60,11 +60,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Which part of a whole parameter a process holds.
+    """The part of a whole parameter that a process holds.
 
     Attributes:
         whole: shape of the whole.
-        pieces: what it holds of it, one after the other along its rows. What other processes hold copies of is a piece of its own.
+        pieces: the pieces that it holds, concatenated along the rows. A part that other processes also hold is a separate piece.
     """
 
     whole: tuple[int, ...]
@@ -75,9 +75,9 @@ def describe_weight(name: str, tensor: Tensor, kept: str = "", place: WeightPlac
     """Describe a parameter, or this process's part of it.
 
     Args:
-        name: its path in the model, which decides the signs of its projections.
+        name: its path in the model, which determines the signs of its projections.
         kept: see `Weight`.
-        place: which part of the whole it is, where that is known.
+        place: its place within the whole, if known.
     """
     tensor = tensor.detach()
     if place is None:
@@ -109,11 +109,11 @@ def describe_weight(name: str, tensor: Tensor, kept: str = "", place: WeightPlac
 
 
 def describe_part(name: str, tensor: Tensor, whole: str, row: int) -> Weight:
-    """Describe a stored parameter as the part that it is of one that engines fuse.
+    """Describe a stored parameter as a part of a fused one.
 
     Args:
         whole: path of the fused parameter.
-        row: the first of its rows there.
+        row: its first row in the fused parameter.
     """
     if not tensor.dim() or (whole, row) == (name, 0):
         return describe_weight(name, tensor)
@@ -152,7 +152,7 @@ def _sample(tensor: Tensor) -> Tensor:
 
     places = torch.linspace(0, flat.numel() - 1, _SAMPLE, dtype=torch.float64, device=flat.device).long()
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    return flat.view(whole)[places].view(flat.dtype)  # not every device picks elements of 8-bit floats
+    return flat.view(whole)[places].view(flat.dtype)  # not every device can index 8-bit floats
 
 
 def _digest(tensor: Tensor, sample: Tensor) -> str:
@@ -166,7 +166,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _products(name: str, tensor: Tensor, piece: Piece | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute u'Wv for random signs u and v, and sums of w, |w|, w^2 and w^4 over all elements, in one reading."""
+    """Compute u'Wv for random signs u and v, and the sums of w, |w|, w^2 and w^4 over all elements, in one pass."""
     import torch
 
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
@@ -180,7 +180,7 @@ def _products(name: str, tensor: Tensor, piece: Piece | None) -> tuple[tuple[flo
     for start in range(0, rows.shape[0], at_once):
         part = rows[start : start + at_once].to(torch.float32)
         signs = left[start : start + at_once]
-        # A product with a matrix might be computed in TF32, which rounds as another dtype does; that with a vector is not.
+        # A product with a matrix might use TF32, which rounds like a narrower dtype. A product with a vector does not.
         for columns, of_columns in zip(torch.split(part, _COLUMNS, 1), torch.split(right, _COLUMNS), strict=True):
             by_row = torch.stack([torch.mv(columns, column) for column in of_columns.unbind(1)], 1)
             products += (by_row * signs).sum(0, dtype=torch.float64)
@@ -191,7 +191,7 @@ def _products(name: str, tensor: Tensor, piece: Piece | None) -> tuple[tuple[flo
 
 
 def _signs(name: str, side: str, runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Draw the signs of runs of indices, (first, number); those of an index do not depend on how many there are."""
+    """Draw signs for runs of indices, (first, number). An index's signs do not depend on the number of indices."""
     import torch
 
     seed = int.from_bytes(hashlib.sha256(f"{side} {name}".encode()).digest()[:7], "big")
@@ -201,12 +201,12 @@ def _signs(name: str, side: str, runs: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def added(of_parts: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Add up sums or projections of parts; none if a part has none."""
+    """Add up the sums or projections of parts, or return () if a part has none."""
     return tuple(map(sum, zip(*of_parts, strict=True))) if all(of_parts) else ()
 
 
 def _grid(sample: Tensor, dtype: str) -> str:
-    """Return the narrowest float that holds all elements of a sample exactly; the dtype itself for what is no float."""
+    """Return the narrowest float dtype that represents a sample exactly, or the dtype itself if it is not a float."""
     import torch
 
     if dtype not in _MANTISSA:
@@ -221,11 +221,11 @@ def _grid(sample: Tensor, dtype: str) -> str:
 
 
 def distance(left: Weight, right: Weight) -> float | None:
-    """Estimate the relative distance of two parameters, ``|A - B| / |A|`` in the Frobenius norm; None if they cannot be compared.
+    """Estimate the relative distance of two parameters, ``|A - B| / |A|`` in the Frobenius norm, or None if not comparable.
 
-    By projections where both have those of the whole parameter, or those of each process's part: for random signs the mean square
-    of ``u'(A - B)v`` is ``|A - B|^2``. By sums otherwise, see `distance_in_any_order`. Engines pad the rows of embeddings with
-    zeros, which move no projection: matrices that have the same numbers then have no distance, others none that says anything.
+    It uses projections if both sides have them for the whole parameter or for each process's part: with random signs, the mean
+    square of ``u'(A - B)v`` is ``|A - B|^2``. Otherwise it uses sums, see `distance_in_any_order`. Engines pad embeddings with rows
+    of zeros, which do not change projections: equal matrices then have distance 0, and others do not get one.
     """
     if not left.sums or not right.sums:
         return None
@@ -233,7 +233,7 @@ def distance(left: Weight, right: Weight) -> float | None:
         return 0.0
     norm = math.sqrt(max(left.sums[3], right.sums[3]))
     if by_rank(left, right):
-        # The parts have the same signs, so that only the squares of their differences add up.
+        # The parts share signs, so the squares of their differences add up.
         squares = sum(_square(*pair) for pair in zip(left.held, right.held, strict=True))
         return math.sqrt(squares) / norm if norm else 0.0
     shapes = [extent(weight) for weight in (left, right)]
@@ -248,7 +248,7 @@ def _square(left: Weight, right: Weight) -> float:
 
 
 def by_rank(left: Weight, right: Weight) -> bool:
-    """Return True if two parameters are shared by processes in the same way, so that each part has its counterpart."""
+    """Return True if two parameters are split across processes in the same way, so that each part has a counterpart."""
     return (
         bool(left.held)
         and [part.shape for part in left.held] == [part.shape for part in right.held]
@@ -263,20 +263,20 @@ def by_projections(left: Weight, right: Weight) -> bool:
 
 
 def extent(weight: Weight) -> tuple[int, ...]:
-    """Return rows and columns of a whole parameter, or the length of a vector."""
+    """Return the rows and columns of a whole parameter, or the length of a vector."""
     shape = weight.whole or weight.shape
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape
 
 
 def distance_in_any_order(left: Weight, right: Weight) -> float | None:
-    """Return the largest relative difference of the sums of two parameters; None if they have not as many elements.
+    """Return the largest relative difference of two parameters' sums, or None if their numbers of elements differ.
 
-    Other weights have other sums, and rounded weights have sums that are as far apart as they are themselves at most. Permuted rows
-    have the same, and so have rows of zeros behind a matrix, which count only if nothing else differs.
+    Different weights have different sums, and the sums of rounded weights differ at most as much as the weights. Permuting rows or
+    appending rows of zeros does not change the sums. Rows of zeros are accepted only if nothing else differs.
     """
     if not left.sums or not right.sums:
         return None
-    # The sum itself may cancel: it is compared with the sum of magnitudes. Powers change by a multiple of what elements do.
+    # The sum may cancel, so its scale is the sum of magnitudes. Powers change by a multiple of the elements' change.
     scales = (left.sums[2], left.sums[2], 2 * left.sums[3], 4 * left.sums[4])
     far = max(
         abs(a - b) / scale if scale else float(a != b)
@@ -288,9 +288,9 @@ def distance_in_any_order(left: Weight, right: Weight) -> float | None:
 
 
 def _repeated(left: Weight, right: Weight) -> bool:
-    """Return True if one of two parameters is the other one several times, by its sums.
+    """Return True if, judging by sums, one parameter is the other one repeated several times.
 
-    Shards that are equal, as of a bias of zeros or of experts that are copies, look as if each process had the whole.
+    Equal shards, as of a bias of zeros or of identical experts, look as if each process had the whole parameter.
     """
     short, long = sorted((left, right), key=lambda weight: weight.sums[0])
     if not short.sums[0] or long.sums[0] % short.sums[0]:
@@ -298,17 +298,17 @@ def _repeated(left: Weight, right: Weight) -> bool:
     (mean, *sizes), (other, *others) = (
         [total / weight.sums[0] for total in weight.sums[1:]] for weight in (short, long)
     )
-    # The sum itself may cancel: it is compared with the sum of magnitudes.
+    # The sum may cancel, so its scale is the sum of magnitudes.
     return math.isclose(mean, other, rel_tol=0.0, abs_tol=_SAME * sizes[0]) and all(
         math.isclose(a, b, rel_tol=_SAME) for a, b in zip(sizes, others, strict=True)
     )
 
 
 def same_bytes(left: Weight, right: Weight) -> bool:
-    """Return True if two parameters have the same digest and, where that is one of a sample, the same projections and sums."""
+    """Return True if two parameters have the same digest and, if it covers only a sample, the same projections and sums."""
     if left.digest != right.digest:
         return False
-    # As text, NaN is the same as NaN.
+    # As text, NaN equals NaN.
     written = [repr((weight.sums, weight.projections)) for weight in (left, right)]
     if math.prod(left.shape) <= _WHOLE or written[0] == written[1]:
         return True
@@ -317,16 +317,16 @@ def same_bytes(left: Weight, right: Weight) -> bool:
 
 
 def same_numbers(far: float) -> bool:
-    """Return True if a distance is that of the same numbers, added in another order."""
+    """Return True if the order of summation explains a distance."""
     return far <= _SAME
 
 
 def rounded_to(left: Weight, right: Weight, far: float) -> str:
-    """Return the dtype that one of two parameters was rounded to, if their distance is no more than that; empty if it is more.
+    """Return the dtype that one of two parameters was rounded to, or "" if rounding does not explain their distance.
 
-    Rounding to nearest moves an element by at most ``2^-(m+1)`` of itself, m being the bits of the mantissa. Elements of a matrix
-    fill binades: in the norm it moves by .4 of that, which eight projections do not estimate as 2.6 times as much. Those of a
-    vector may all lie where it moves by the whole, as norms around 1 do: it has twice the bound.
+    Rounding to nearest moves an element by at most ``2^-(m+1)`` of itself, for m mantissa bits. A matrix's elements are spread over
+    their binades, so its norm moves by 0.4 of that; eight projections do not overestimate this 2.6-fold. A vector's elements, such
+    as norms around 1, may all move by the maximum, so a vector gets twice the bound.
     """
     grids = {weight.grid if weight.grid in _MANTISSA else weight.dtype for weight in (left, right)}
     if left.dtype == right.dtype and len(grids) == 1:
@@ -341,11 +341,11 @@ def rounded_to(left: Weight, right: Weight, far: float) -> str:
 
 
 def joined(of_ranks: Sequence[Fingerprint]) -> Fingerprint:
-    """Join what the processes of a server observed, in the order of ranks: the first tells what all have alike.
+    """Join the observations of a server's processes, in rank order. The first process stands for whatever all share.
 
-    Of parameters, what each holds whole is kept, and sums and projections of the pieces are added up, each piece once. Where it is
-    not known which pieces the processes hold, sums alone are, and each process's part stays beside them. Position ids are those of
-    the first that computed a request: with data-parallel attention the others compute none.
+    Parameters that every process holds whole are kept. For the others, the sums and projections of the pieces are added up, each
+    piece once. If it is unknown which pieces the processes hold, only the sums are added, and each process's part is kept
+    separately. Position ids come from the first process that computed a request: with data-parallel attention, others may not.
     """
     first = of_ranks[0]
     positions = next((made.positions for made in of_ranks if made.positions), first.positions)
@@ -379,7 +379,7 @@ def _merged(parts: Sequence[Weight]) -> Weight:
 
 
 def _united(parts: Sequence[Weight]) -> dict[str, object]:
-    """Return what changes where the pieces of all processes make up the whole; nothing where they do not, or are not known."""
+    """Return the fields to update if the pieces of all processes make up the whole, or {} if they do not or are unknown."""
     whole = parts[0].whole
     pieces: dict[str, Weight] = {}
     differ = False

@@ -1,4 +1,4 @@
-"""Other people's logs, results, traces and dumps → facts, findings and a verdict.
+"""Reads other tools' logs, results, traces and dumps, and derives facts, findings and a verdict from them.
 
-It starts no server and runs no code from a file.
+Reading starts no server and runs no code from a file.
 """

@@ -1,4 +1,4 @@
-"""What was asked for one score: the record that every reader of results fills in, and how two of them differ."""
+"""The task and settings behind one score: the record that every results reader fills in, and how two records differ."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from assay.harness.sides import is_secret
 from assay.harness.statement import Statement, state
 from assay.harness.text import one_line
 
-# Names of settings that identify a task. On one side alone they tell nothing where the prompts are recorded, which show them.
+# Settings that identify a task. If only one side records them and the prompts are recorded too, the prompts decide instead.
 _IDENTIFYING = ("shots", "tokenizer", "template", "version")
-# Arguments of a model that decide what is asked of it, or how it answers; all others are what served it.
+# Model arguments that shape the questions or the answers. All other arguments describe the server.
 _DECIDES = {
     "task": re.compile("tokenizer$"),
     "limits": re.compile(
@@ -26,34 +26,34 @@ _DECIDES = {
         r"(enable_|chat_|fewshot_|system_|think|reason|add_bos|prefix_|do_sample|temperature|top_[kp]$|min_p$|seed$)"
     ),
 }
-# How requests are sent, which changes no answer.
+# How requests are sent: this does not change the answers.
 _SENDING = re.compile(
     r"((max_|auto_|adaptive_)?(batch|connections|concurren|retries)\w*|(attempt_)?timeout|num_concurrent|cache|tokenized_requests|"
     r"verify_certificate|device|download_dir)$"
 )
-# Where an object lay in memory, in the text of a function that a tool records.
+# An object's memory address, in the repr of a function that a tool records.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 _LOCAL = re.compile(r"(~|\.{0,2}[/\\]|[A-Za-z]:[/\\])")
-# A folder of Hugging Face's cache.
+# A folder in the Hugging Face cache.
 _CACHED = re.compile(r"(?:models|datasets)--(?:[^/\\]+?--)?([^/\\]+)")
-# Characters that are shown of two settings that differ.
+# Characters shown of each of two settings that differ.
 _SHOWN = 60
 
 
 class Asked(Part):
-    """What was asked for one score of one task, and of what. What a tool does not record is absent: unknown, and never equal.
+    """The task and settings behind one score, and what served it. Anything a tool does not record is absent, and never equal.
 
-    The documents themselves are identified by each answer: by their hash, the hash of the whole prompt, and the repeat.
+    Each answer identifies its own document: by the document's hash, the hash of the whole prompt, and the repeat.
     """
 
     task: dict[str, str] = Field({}, description="data, prompts, filter, scoring; shots, tokenizer, template, version")
     generation: dict[str, str] = Field({}, description="settings that decide what is generated")
     limits: dict[str, str] = Field({}, description='most documents ("limit": "none" for all); longest context, answer')
     served: dict[str, str] = Field(
-        {}, description="what answered, which may be what is tested: model, arguments, address"
+        {}, description="model, arguments and address of the server, which may be the thing under test"
     )
-    answers: int = Field(0, description="answers that were asked for, with their repeats; 0 where it is not known")
+    answers: int = Field(0, description="answers requested, including repeats; 0 if unknown")
 
     @field_validator("task", "generation", "limits", "served", mode="before")
     @classmethod
@@ -62,12 +62,12 @@ class Asked(Part):
 
     @classmethod
     def of(cls, model: object, arguments: object = None, **asked: Any) -> Asked:
-        """Make one whose model was given arguments: those that decide what is asked are told from those of its server.
+        """Make a record from a model's arguments, separating those that shape the questions from those of its server.
 
         Args:
-            model: its name.
+            model: the model's name.
             arguments: see `arguments_of`.
-            asked: what else is recorded, by the fields of this record.
+            asked: other fields of this record, by name.
         """
         made = {name: dict(asked.pop(name, None) or {}) for name in ("task", "generation", "limits", "served")}
         made["served"] |= {"model": model}
@@ -80,7 +80,7 @@ class Asked(Part):
 
     @property
     def shots(self) -> int | None:
-        """Worked examples in the prompt; None where the tool does not state it."""
+        """Worked examples in the prompt, or None if the tool does not record it."""
         return int(told) if (told := self.task.get("shots", "")).isdecimal() else None
 
 
@@ -88,10 +88,10 @@ class Differences(NamedTuple):
     """How two records differ.
 
     Attributes:
-        other: what makes it another question in B.
-        limits: limits that differ: what both answered is the same question, and what one was spared is not known.
-        changed: what served them differently, which may be what is tested: names with A's and B's value.
-        unrecorded: sides that do not record what the other one does, or neither.
+        other: differences that make it a different question in B.
+        limits: limits that differ. Questions that both answered are still the same; it is unknown what one side was spared.
+        changed: serving settings that differ, which may be the thing under test: name, A's value and B's value.
+        unrecorded: sides that do not record their settings.
     """
 
     other: tuple[Statement, ...] = ()
@@ -101,17 +101,17 @@ class Differences(NamedTuple):
 
 
 def differences(a: Asked, b: Asked, *, prompts: bool = False) -> Differences:
-    """Tell how two records differ.
+    """Compare two records.
 
     Args:
-        a: of A.
-        b: of B.
-        prompts: whether the prompt of every answer is recorded on both sides, which then shows what shaped it.
+        a: A's record.
+        b: B's record.
+        prompts: whether both sides record the prompt of every answer. The prompts then replace the settings that shaped them.
     """
     unrecorded = [name for name, side in (("A", a), ("B", b)) if not side.task]
     parts = [(x, y) for x, y in ((a.task, b.task), (a.generation, b.generation)) if not unrecorded or (x and y)]
     unlike = [each for x, y in parts for each in _unlike(x, y) if not (unrecorded and None in each)]
-    # A local copy of a data set has other names; its documents are compared themselves.
+    # A local copy of a data set has a different name, so only its documents are compared.
     local = prompts and any(
         name.startswith("dataset") and _LOCAL.match(text) for name, x, y in unlike for text in (x or "", y or "")
     )
@@ -134,14 +134,14 @@ def differences(a: Asked, b: Asked, *, prompts: bool = False) -> Differences:
 
 
 def _unlike(a: Mapping[str, str], b: Mapping[str, str]) -> list[tuple[str, str | None, str | None]]:
-    """List the settings of which one side has another value, or none."""
-    # Those that identify a task come first.
+    """List the settings that differ, or that only one side has."""
+    # Settings that identify a task come first.
     names = sorted({*a, *b}, key=lambda name: (name not in _IDENTIFYING, name))
     return [(name, a.get(name), b.get(name)) for name in names if not _same(a.get(name), b.get(name))]
 
 
 def _same(a: str | None, b: str | None) -> bool:
-    """Return True if two values are one, or name the same thing: here by its path, there by its name."""
+    """Return True if two values are equal, or if one is a path that ends in the other's name."""
     if a == b or a is None or b is None or not (_LOCAL.match(a) or _LOCAL.match(b)):
         return a == b
     return _name(a) == _name(b)
@@ -153,14 +153,14 @@ def _name(path: str) -> str:
 
 
 def _parted(a: str | None, b: str | None) -> dict[str, str | None]:
-    """Cut two texts to where they differ."""
+    """Cut two texts down to the part where they differ."""
     parts = (at for at, (x, y) in enumerate(zip(a or "", b or "", strict=False)) if x != y)
     start = max(0, next(parts, min(len(a or ""), len(b or ""))) - _SHOWN // 2)
     return {name: text and one_line(text[start:], _SHOWN) for name, text in (("a", a), ("b", b))}
 
 
 def arguments_of(given: object) -> dict[str, Any]:
-    """Read arguments: a mapping, or a text "a=b,c=d" in which None and False stand for nothing; no other text has any."""
+    """Parse arguments: a mapping, or text such as "a=b,c=d" in which None and False mean unset. Other text has no arguments."""
     if isinstance(given, dict):
         return given
     text = str(given or "").strip("()")
@@ -169,9 +169,9 @@ def arguments_of(given: object) -> dict[str, Any]:
 
 
 def flat(record: object, name: str = "") -> dict[str, str]:
-    """Return the values of a record as text, by dotted names, without addresses of objects; one number has one text.
+    """Flatten a record to text by dotted name, without memory addresses. Equal numbers get the same text.
 
-    Null, false and empty values are left out: a tool's later versions write more of them for what was always off.
+    Null, false and empty values are left out, because later versions of a tool write more of them for options that are off.
     """
     if isinstance(record, list) and not any(isinstance(each, (dict, list)) for each in record):
         return {name: str([_text(each) for each in record])} if record else {}

@@ -1,4 +1,4 @@
-"""assay's own results: a run's folder, which has the answers, and a ``report.json``, which has the verdict alone."""
+"""Reads assay's own results: a run's folder, which has the answers, or a ``report.json``, which has only the verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REPORT = "report.json"
 
 
 def _recognises(source: SourceFile) -> bool:
-    """Recognise a folder with a manifest and items, or with a report; or JSON with the schema of a report."""
+    """Recognise a folder with a manifest and items, a folder with a report, or JSON with a report's schema."""
     if source.path.is_dir():
         report = source.path / _REPORT
         return _is_run(source.path) or (report.is_file() and _recognises(SourceFile.of(report)))
@@ -39,7 +39,7 @@ def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
     findings = document.findings
     if report.verdict != "pass":
         own = CitedFinding(
-            id="run-verdict", title="The run has no pass", severity="serious" if report.verdict == "regression" else "warning",
+            id="run-verdict", title="The run did not pass", severity="serious" if report.verdict == "regression" else "warning",
             where=report.run_id, diagnosis=f"The run's own verdict is {said}.", reproduce="",
         )  # fmt: skip
         findings = (own, *findings)
@@ -47,7 +47,7 @@ def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
 
 
 def basis_of(report: Report) -> list[str]:
-    """List what a run has its verdict from: the title of the cause, or the ids of the suites that decided and of unmet checks."""
+    """List the basis of a run's verdict: the title of its cause, or the ids of the deciding suites and of unmet checks."""
     if report.failure:
         return [report.failure.found.rstrip(".")]
     if report.verdict == "regression" and (cause := cause_of(report.findings[: report.causes])):
@@ -57,10 +57,10 @@ def basis_of(report: Report) -> list[str]:
 
 
 def report_of(source: SourceFile) -> Report:
-    """Return the report of a run: of a run's folder, made again from the evidence.
+    """Return the report of a run. For a run's folder, it is rebuilt from the evidence.
 
     Raises:
-        EvidenceError: it is damaged, or was changed after the run had ended.
+        EvidenceError: the run is damaged, or was changed after it ended.
     """
     path = source.path
     if _is_run(path):
@@ -69,9 +69,9 @@ def report_of(source: SourceFile) -> Report:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read the candidate's answers to the questions. A ``report.json`` has none."""
+    """Read the candidate's answers to the questions. A ``report.json`` does not have them."""
     if not _is_run(source.path):
-        note = "a report has no answers: name the folder of the run"
+        note = "a report does not contain the answers: name the run's folder instead"
         return ReadResults(source, "report", read=1, notes=[note])
     folder = RunFolder(source.path)
     folder.check_sealed()

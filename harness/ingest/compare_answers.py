@@ -1,4 +1,4 @@
-"""Two results with answers -> `Comparison`: pairs what can be paired, explains why the rest cannot be, and decides."""
+"""Compares two results with answers: pairs the answers it can, explains why it cannot pair the rest, and decides."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Requirement, 
 
 # Level of each interval and test.
 _ALPHA = 0.05
-# Difference of a score that rounding to three digits explains.
+# Difference between two scores that rounding to three digits explains.
 _ROUNDED = 1e-3
-# Flips in a result, and characters that are kept of an answer; of a question, which may begin with a header, five times as many.
+# Flips kept in a result, and characters kept of an answer. A question may begin with a header, so it keeps five times as many.
 _FLIPS_SHOWN, _TEXT_KEPT = 50, 400
 
 
 def compare_answers(
     reader: FormatReader, left: ReadResults, right: ReadResults, margin: float, *, a_failed: bool = False
 ) -> Comparison:
-    """Compare two results of one tool: the first score of all tasks together, and every score of each.
+    """Compare two results of one tool: every score of every task, and the first scores of all tasks together.
 
-    All share the level of a regression, and one of any score is one of B. A check that is not met rules out a pass, and hides no
-    regression. Lengths and ends of the answers are judged where A's are a measure: not where A failed, or where B is shown to score
-    better.
+    All tests share the level of a regression, and a regression in any score is a regression of B. A check that is not met rules out
+    a pass but does not hide a regression. B's answer lengths and finish reasons are judged against A's, unless A failed or B is
+    shown to score better.
 
     Args:
-        reader: of both.
+        reader: the reader of both results.
         left: the accepted result.
-        right: the new one.
+        right: the new result.
         margin: largest loss that passes.
         a_failed: whether A's own verdict is a failure.
     """
     mine, theirs = left.scores, right.scores
     paired = [pair_tasks(mine[name], theirs[name]) for name in mine if name in theirs]
-    # The first score of a task stands for it: others are of the same answers.
+    # A task's first score stands for the task: its other scores are computed from the same answers.
     firsts = [each for each in paired if each is next(other for other in paired if other.a.task == each.a.task)]
-    # Perplexities are no scores from 0 to 1, which alone can be pooled.
+    # Only scores from 0 to 1 can be pooled, so perplexities cannot.
     pooled = [each for each in firsts if not each.of_perplexity]
     pairs = [pair for each in pooled for pair in each.pairs]
     either_way = any(each.either_way for each in pooled)
@@ -73,7 +73,7 @@ def compare_answers(
     )  # fmt: skip
     no_measure = "failed" if a_failed else "gain" if overall.high < 0 and not overall.either_way else ""
     checked = [task for task in tasks if task in leading or any(gap.id == OFF_SCALE for gap in task.unpaired)]
-    # A result that is compared with its copy passes whatever the candidate computes.
+    # A result compared with a copy of itself would always pass.
     same = left.run == right.run and left.source.is_copy_of(right.source)
     checks = [
         *_checks(reader, left, right, checked, firsts),
@@ -105,7 +105,7 @@ def compare_answers(
 
 
 def _ends_checks(lengths: AnswerLengths | None, pairs: Sequence[ItemPair], no_measure: str) -> Iterator[Check]:
-    """Check lengths and ends of the answers, unless A's are no measure."""
+    """Check the answers' lengths and finish reasons, unless A's cannot serve as a measure."""
     if no_measure:
         outcome = state("lengths-no-measure", why=no_measure)
         yield from (
@@ -119,9 +119,9 @@ def _ends_checks(lengths: AnswerLengths | None, pairs: Sequence[ItemPair], no_me
 
 
 def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
-    """Compare the lengths of the answers; repeats of a document count once. None where a side wrote none.
+    """Compare answer lengths, or return None if a side wrote no answers. Repeats of a document count once.
 
-    They are in characters where a side does not record tokens.
+    Lengths are in tokens, or in characters if a side does not record tokens.
     """
     counted = any(a.tokens is not None and b.tokens is not None for a, b in pairs)
     of = [(a, b, a.tokens if counted else a.characters, b.tokens if counted else b.characters) for a, b in pairs]
@@ -134,7 +134,7 @@ def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
 
 
 def _first(pairings: Sequence[Pairing], steady: bool) -> tuple[AnswerFlip, ...]:
-    """Return the first documents that both sides answered as well, or that they did not."""
+    """Return the first documents that both sides answered equally well (`steady`), or the first that they did not."""
     shown = (flip for pairing in pairings for flip in _flips(pairing) if flip.direction.startswith("both") == steady)
     return tuple(islice(shown, _FLIPS_SHOWN))
 
@@ -193,10 +193,10 @@ def _checks(
 
 
 def compare_runs(reader: FormatReader, left: ReadResults, right: ReadResults, margin: float) -> Comparison:
-    """Compare two runs of assay: by the answers to the questions that both asked, and by nothing else.
+    """Compare two runs of assay by their answers to the questions that both asked.
 
-    Their reports are made again from the evidence. The verdict is no better than that of the new run itself: answers show nothing
-    of layers, logits or kernels that did not run.
+    Both reports are rebuilt from the evidence. The verdict cannot be better than the new run's own, because answers say nothing
+    about layers, logits, or kernels that did not run.
     """
     a, b = report_of(left.source), report_of(right.source)
     if left.sets and right.sets:
@@ -220,7 +220,7 @@ def _capped(result: Comparison, b: Report) -> Comparison:
 
 
 def _new_cause(a: Report, b: Report) -> Statement | None:
-    """State what the new run's candidate does wrong and the accepted one does not; None where no kernel was seen to."""
+    """State the fault that only the new run's candidate has, or return None if no kernel was seen to be at fault."""
     before, cause = cause_of(a.findings), cause_of(b.findings)
     if cause is None or not cause.does or (before is not None and before.does == cause.does):
         return None

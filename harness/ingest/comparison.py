@@ -1,4 +1,4 @@
-"""``assay compare A B``: its one record, whatever A and B are."""
+"""The record of ``assay compare A B``, for every kind of A and B."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from assay.harness.verdict import Check, Decided, Verdict
 ComparedKind = Literal["answers", "runs", "tensors", "trace"]
 SIDES = ("A", "B")
 OFF_SCALE = "off-scale"
-"""Documents of a score that is not from 0 to 1, or to 100, such as of a difference: they cannot be paired."""
+"""Documents whose score is outside 0 to 1 and 0 to 100, such as a difference: they cannot be paired."""
 LISTED = 200
-"""Most differing tensors and unpaired names in a result; they are counted beyond that."""
+"""Most differing tensors, and most unpaired names, that a result lists. The rest are only counted."""
 
 
 class Unpaired(Part):
-    """Items of one task that were not compared, for one reason."""
+    """Items of one task that were not compared, all for the same reason."""
 
     id: str = Field(description='stable, such as "other-prompt"')
     count: int
-    examples: tuple[str, ...] = Field(description="keys of the first of them")
+    examples: tuple[str, ...] = Field(description="the first few keys")
 
 
 class AnswerFlip(Part):
-    """A document, and the answers of both sides. Texts come from outside: never trust them."""
+    """A document and both sides' answers. The texts come from outside: never trust them."""
 
     task: str
     key: str
     direction: Literal["lost", "gained", "changed", "both right", "both wrong"] = Field(
-        description="changed: which way is better is not recorded"
+        description='"changed" if it is not recorded which way is better'
     )
     question: str = ""
     target: str
@@ -44,37 +44,38 @@ class AnswerFlip(Part):
 
 
 class ComparedTask(Part):
-    """One score of one task, or the first scores of all tasks together (`task` is then empty)."""
+    """One score of one task, or, with an empty `task`, the first scores of all tasks together."""
 
     task: str
     metric: str = ""
     shots: int | None = None
     verdict: Verdict
     why: tuple[Statement, ...]
-    # One look; valid whenever one stopped; of a perplexity, whose loss is its ratio less 1; of scores without pairs.
+    # "exact": a single look; "betting": valid at any stopping time; "bootstrap": a perplexity, with loss = ratio - 1;
+    # "unpaired": scores whose answers cannot be paired.
     test: Literal["exact", "betting", "bootstrap", "unpaired"] = "exact"
-    # A pass holds either way, and a change is no regression.
-    either_way: bool = Field(False, description="which way is better is not recorded")
+    # A pass holds either way, and a change is not a regression.
+    either_way: bool = Field(False, description="it is not recorded which way is better")
     pairs: int = 0
-    again: int = Field(0, description="pairs beyond the first of a document; all pairs of a document count once")
+    again: int = Field(0, description="pairs beyond the first of a document; a document's pairs count once")
     a: float = Field(0.0, description="mean score")
     b: float = 0.0
-    a_error: float | None = Field(None, description="standard error of the mean score; null where it is not known")
+    a_error: float | None = Field(None, description="standard error of the mean score; null if unknown")
     b_error: float | None = None
     lost: int = 0
     gained: int = 0
     loss: float = 0.0
     low: float = -1.0
     high: float = 1.0
-    p_mcnemar: float = Field(1.0, description="two-sided, exact; it decides nothing")
+    p_mcnemar: float = Field(1.0, description="two-sided, exact; for information only")
     p_inferior: float = 1.0
     p_regression: float = 1.0
-    differs: tuple[Statement, ...] = Field((), description="how it is another question in B, which then cannot pass")
+    differs: tuple[Statement, ...] = Field((), description="why B asked a different question, and so cannot pass")
     unpaired: tuple[Unpaired, ...] = ()
 
     @property
     def changed(self) -> bool:
-        """True if it changed by more than the margin, which may be better or worse, or is better than is to be believed."""
+        """True if the score changed by more than the margin in either direction, or improved implausibly."""
         return any(why.values.get("outcome") == "changed" for why in self.why)
 
     @property
@@ -90,26 +91,24 @@ class ComparedAnswers(Part):
     alpha: float
     overall: ComparedTask = Field(description="all tasks together")
     tasks: tuple[ComparedTask, ...] = ()
-    flips: tuple[AnswerFlip, ...] = Field((), description="the first of those that one side got right, or more right")
-    steady: tuple[AnswerFlip, ...] = Field((), description="the first of those that both sides got right, or wrong")
-    lengths: AnswerLengths | None = Field(None, description="A is the reference; null where no lengths are recorded")
+    flips: tuple[AnswerFlip, ...] = Field((), description="the first documents that one side answered better")
+    steady: tuple[AnswerFlip, ...] = Field((), description="the first documents that both sides got right, or wrong")
+    lengths: AnswerLengths | None = Field(None, description="A is the reference; null if no lengths are recorded")
 
 
 class CellAt(Part):
     """One cell of a tensor that differs: one token of one head."""
 
     tensor: str = Field(description="its key")
-    layer: int | None = Field(description="null: outside of the layers")
-    boundary: str = Field(description='such as "attention", "o_proj", "mlp"; "other" if the name does not tell')
+    layer: int | None = Field(description="null if outside the layers")
+    boundary: str = Field(description='such as "attention", "o_proj", "mlp"; "other" if the name does not say')
     step: int = Field(description="number of the forward pass")
     batch: int | None
     token: int | None
     head: int | None
-    index: tuple[int, ...] = Field(
-        (), description="place in all dimensions but the last, where their layout is ambiguous"
-    )
+    index: tuple[int, ...] = Field((), description="index in all dimensions but the last, if the layout is ambiguous")
     error: OwnError = Field(description="the larger of sum |b - a| / sum |a| and max |b - a| / max |a|")
-    bound: FiniteFloat | None = Field(description="null: every bit must be equal")
+    bound: FiniteFloat | None = Field(description="null if every bit must be equal")
 
 
 class TensorRow(Part):
@@ -117,7 +116,7 @@ class TensorRow(Part):
 
     cells: int = Field(description="tokens x heads")
     out_of_bounds: int
-    first: CellAt | None = Field(description="null: all within bounds")
+    first: CellAt | None = Field(description="null if all cells are within bounds")
     worst: CellAt
 
 
@@ -125,42 +124,42 @@ class ComparedTensors(Part):
     """Two files or folders of tensors, paired by name."""
 
     exact: bool
-    pairs: int = Field(description="pairs of tensors with an element")
-    identical: int = Field(description="pairs in which no bit differs")
+    pairs: int = Field(description="pairs of tensors that are not empty")
+    identical: int = Field(description="pairs that are equal bit for bit")
     within: int = Field(description="pairs that differ within bounds")
     differing: int = Field(description="pairs out of bounds")
-    empty: int = Field(0, description="pairs without an element, which show nothing")
-    bytes: int = Field(description="compared, both sides")
+    empty: int = Field(0, description="pairs without elements, which show nothing")
+    bytes: int = Field(description="bytes compared on both sides together")
     seconds: FiniteFloat
     first: CellAt | None = Field(description="the first cell out of bounds in depth order")
     worst: CellAt | None = Field(description="the cell with the largest error")
     tensors: tuple[TensorRow, ...] = Field(description=f"pairs that differ, in depth order: at most {LISTED}")
-    not_compared: tuple[Statement, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
+    not_compared: tuple[Statement, ...] = Field(description=f"tensors not compared, and why: at most {LISTED}")
     not_compared_count: int
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
 
 
 class TraceDifference(Part):
-    """Differences of two traces that are alike, in one place or in many."""
+    """Identical differences between two traces, in one or more places."""
 
     where: str = Field(description='track and kind of segment, such as "request 2, decode"')
-    a: Statement | None = Field(description="what A does; null for nothing")
+    a: Statement | None = Field(description="A's action; null if it does nothing")
     b: Statement | None
     count: int
-    lines: tuple[int, int] = Field(description="of the first; the line before where a side does nothing; 0: not known")
+    lines: tuple[int, int] = Field(description="of the first; if a side does nothing, the line before; 0 if unknown")
 
 
 class ComparedTraces(Part):
     """Two traces, step by step."""
 
     differences: int = 0
-    kinds: tuple[TraceDifference, ...] = Field((), description="in the order of their first places")
+    kinds: tuple[TraceDifference, ...] = Field((), description="in order of first occurrence")
     kinds_left_out: int = 0
     timelines: tuple[Timeline, ...] = ()
 
 
 class Comparison(Decided, Worded):
-    __doc__ = f"Two results, two files of tensors or two traces: is B as good as A, or equal to it? {RULE}"
+    __doc__ = f"Comparison of two results, tensor dumps or traces: is B as good as A, or equal to it? {RULE}"
 
     words = ("headline", "reasons", "covers")
 
@@ -168,8 +167,8 @@ class Comparison(Decided, Worded):
 
     created: str = Field(description="ISO 8601, UTC")
     kind: ComparedKind
-    why: tuple[Statement, ...] = Field(description="what the pairs show, most important first")
-    cause: Statement | None = Field(None, description="what B's candidate, a kernel, does wrong and A's does not")
+    why: tuple[Statement, ...] = Field(description="conclusions from the pairs, most important first")
+    cause: Statement | None = Field(None, description="the fault that B's candidate kernel has and A's does not")
     a: FileRead
     b: FileRead
     notes: tuple[Statement, ...] = ()

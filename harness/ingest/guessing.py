@@ -1,4 +1,4 @@
-"""A score beside what guessing gets: the one thing that a score shows without a second one."""
+"""Compares a score with guessing: the only conclusion that a single score supports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from assay.harness.stats.multiple import holm
 from assay.harness.verdict import Severity
 
 GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1, "mmlu_prox": 0.1}
-"""Score that guessing gets: four choices (MMLU, arXiv:2009.03300; GPQA, 2311.12022; HellaSwag, 1905.07830), or ten (MMLU-Pro,
-2406.01574, and MMLU-ProX, 2503.10497).
+"""Expected score of guessing, with four choices (MMLU, arXiv:2009.03300; GPQA, 2311.12022; HellaSwag, 1905.07830) or ten
+(MMLU-Pro, 2406.01574; MMLU-ProX, 2503.10497).
 """
 LEVEL = 0.05
-"""Level of the test of a file's scores against guessing."""
-# Metrics that are a share of right answers; "" is that of a log. `acc_norm` is one too, and of the same answers as `acc`.
+"""Significance level for testing a file's scores against guessing."""
+# Metrics that are a share of right answers; a log's metric is "". `acc_norm` is one too, over the same answers as `acc`.
 _READ = "exact_match"
 _SHARES = ("", "acc", _READ)
 
@@ -28,13 +28,13 @@ class TaskScore(NamedTuple):
         task: such as "mmlu" or "mmlu_anatomy".
         metric: such as "acc,none".
         score: share of right answers, 0 to 1, if the metric is one.
-        questions: 0 if unknown, and then nothing is tested.
-        where: what the score is of, for people, if it is not the task.
-        cites: the lines that state it.
-        evidence: what else is known.
-        choices: of each question; 0 where only the name of the task tells.
-        grouped: whether its group, whose score is of more questions, is there too.
-        run: of which run of a file it is.
+        questions: 0 if unknown; the score is then not tested.
+        where: a readable name for the scored thing, if it is not the task.
+        cites: the lines that state the score.
+        evidence: other facts.
+        choices: choices per question; 0 if only the task's name can tell.
+        grouped: whether the file also has the score of its group, which covers more questions.
+        run: the run within the file.
     """
 
     task: str
@@ -50,7 +50,7 @@ class TaskScore(NamedTuple):
 
     @property
     def guess(self) -> float:
-        """The score that guessing gets, by the choices, by the name or by its longest known beginning (`mmlu_anatomy`); else 0."""
+        """Expected score of guessing, by the choices, the name, or its longest known prefix (`mmlu_anatomy`); 0 if unknown."""
         name, metric = self.task.lower(), self.metric.partition(",")[0]
         if metric not in _SHARES or self.grouped or not 0 <= self.score <= 1:
             return 0.0
@@ -59,22 +59,22 @@ class TaskScore(NamedTuple):
 
     @property
     def right(self) -> int:
-        """Right answers."""
+        """Number of right answers."""
         return round(self.score * self.questions)
 
     @property
     def p(self) -> float:
-        """The p value of its being below guessing; 1 where it is not."""
+        """One-sided p-value that the score is below guessing; 1 if it is not below."""
         tested = self.questions and self.score < self.guess
         return at_most(self.right, self.questions, self.guess) if tested else 1.0
 
 
 def below_guessing(scores: Iterable[TaskScore]) -> list[CitedFinding]:
-    """Find the scores of a file that are below what guessing gets, with their exact one-sided p values.
+    """Find a file's scores that are below guessing, with exact one-sided p-values.
 
-    They share the level (Holm): of 2,000 simulated files of a model that guesses, with 20 tasks of 100 questions each, 5 % have a
-    serious finding, and 53 % would have one if each task had the level for itself. Of one task, the best score counts: a stricter
-    reader finds fewer answers in the same texts. Answers that are read show no more than a warning, for all may have another form.
+    All scores share the level (Holm). Of 2,000 simulated files of a guessing model, with 20 tasks of 100 questions each, 5 % get a
+    serious finding; 53 % would if each task had the level to itself. A task's best score counts, since a stricter filter finds
+    fewer answers in the same texts. Extracted answers raise at most a warning, because they may all have an unexpected form.
     """
     best: dict[tuple[str, str, str], TaskScore] = {}
     for each in scores:
@@ -87,13 +87,13 @@ def below_guessing(scores: Iterable[TaskScore]) -> list[CitedFinding]:
 
 def _finding(each: TaskScore, shared: float) -> CitedFinding:
     severity: Severity = "warning"
-    says = f"{each.task} {each.score:g} is below {each.guess:g}, which guessing gets; the number of questions is not stated."
+    says = f"{each.task} {each.score:g} is below guessing ({each.guess:g}); the number of questions is not stated."
     test: tuple[str, ...] = ()
     if n := each.questions:
         right, below, read = each.right, shared < LEVEL, each.metric.startswith(_READ)
         severity = "info" if not below else "warning" if read else "serious"
         words = "less than guessing explains" if below else "below guessing, within its noise"
-        unread = ", unless its answers have another form" if below and read else ""
+        unread = ", unless its answers have an unexpected form" if below and read else ""
         says = f"{each.task} {each.score:g} is {words}{unread}: {right:,} of {n:,} right, p = {each.p:.2g}."
         test = (
             f"{right} of {n} right; guessing gets {each.guess:g}; exact binomial test, one-sided: p = {each.p:.2g}",
@@ -106,7 +106,7 @@ def _finding(each: TaskScore, shared: float) -> CitedFinding:
 
 def at_most(k: int, n: int, p: float) -> float:
     """Compute the probability of at most `k` of `n` independent events of probability `p` each, strictly between 0 and 1."""
-    # Not scipy's: logs are read in the base install.
+    # scipy has this, but the base install, which reads logs, does not include scipy.
     logs = (
         math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * math.log(p) + (n - i) * math.log1p(-p)
         for i in range(min(k, n) + 1)

@@ -1,9 +1,9 @@
-"""inspect_ai: ``.eval`` logs (a zip) and ``.json`` logs, read without the package.
+"""Reads inspect_ai's ``.eval`` logs (a zip) and ``.json`` logs without the package.
 
-Read in inspect_ai 0.3.285: ``log/_recorders/eval.py`` (the zip: ``header.json``, or ``_journal/start.json`` of a run that was
-killed; ``samples/<id>_epoch_<n>.json``), ``log/_log.py`` (the fields; a metric has a name, a value and
-parameters, and no direction), ``scorer/_metric.py`` (C, I, P, N). From 0.3.2xx on,
-members are compressed with Zstandard, which Python reads from 3.14 on; here pyarrow does, which comes with the extra serve.
+Source: inspect_ai 0.3.285: ``log/_recorders/eval.py`` (the zip: ``header.json``, or ``_journal/start.json`` if the run was killed;
+``samples/<id>_epoch_<n>.json``), ``log/_log.py`` (the fields; a metric has a name, a value and parameters, but no direction),
+``scorer/_metric.py`` (C, I, P, N). From 0.3.2xx on, members are compressed with Zstandard. Python reads it from 3.14 on; until
+then pyarrow does, which the extra "serve" installs.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import reading, whole_file
 
 _ZIP = b"PK\x03\x04"
-# Compression method of a zip's member (APPNOTE 6.3.10, section 4.4.5).
+# Compression method of a zip member (APPNOTE 6.3.10, section 4.4.5).
 _ZSTANDARD = 93
-# What inspect_ai calls otherwise than servers do, and what it does not know.
+# inspect_ai's names for finish reasons that differ from the servers' names.
 _FINISH = {"max_tokens": "length", "unknown": ""}
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
-# Settings of how an evaluation runs and is logged, and the limit, which is compared by itself.
+# Settings of how an evaluation runs and logs. The limit is here too, because it is compared separately.
 _RUNNING = (
     "log_", "max_", "sandbox_", "score_", "limit", "fail_on_error", "continue_on_fail", "retry_on_error", "sample_id",
 )  # fmt: skip
@@ -65,7 +65,7 @@ def _recognises(source: SourceFile) -> bool:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read the task of the log, by the scorer that `metric` names, or else by each of them."""
+    """Read the log's task, scored by the scorer that `metric` names, or by each scorer if it is empty."""
     read, path = ReadResults(source, "sample"), source.path
     if source.head.startswith(_ZIP):
         header, numbered = _from_zip(path, read)
@@ -96,7 +96,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
 
 
 def _doubts(where: str, header: _Json, samples: list[dict[str, Any]]) -> Iterator[CitedFinding]:
-    """Yield what a log states against its scores: it ended early or was invalidated; edited scores; answers from a cache."""
+    """Yield a log's reasons to doubt its scores: an early end, invalidation, edited scores, or cached answers."""
     if header.get("status") != "success":
         says = f"It ended with the status {header.get('status') or 'unknown: it was cut short'}."
         yield warning("evaluation-ended", "The evaluation did not end with success", where, says)
@@ -104,7 +104,7 @@ def _doubts(where: str, header: _Json, samples: list[dict[str, Any]]) -> Iterato
         yield warning("log-invalidated", "The log was invalidated", where, "It is marked as invalidated.")
     edited = sum(any(at(score, "history") for score in (at(each, "scores") or {}).values()) for each in samples)
     if edited:
-        says = f"{edited:,} of {len(samples):,} samples have scores that were edited."
+        says = f"{edited:,} of {len(samples):,} samples have edited scores."
         yield warning("scores-edited", "Scores were edited", where, says)
     read = sum(any(event.get("cache") == "read" for event in each.get("events") or ()) for each in samples)
     if read:
@@ -147,17 +147,17 @@ def _member(path: Path, file: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _scorers(samples: list[dict[str, Any]]) -> list[str]:
-    """List the scorers, each part of one that gives several values as "scorer/part"."""
+    """List the scorers. A scorer with several values appears as "scorer/part" for each of them."""
     given = ((name, at(score, "value")) for each in samples for name, score in (at(each, "scores") or {}).items())
     parts = ([f"{name}/{part}" for part in value] if isinstance(value, dict) else [name] for name, value in given)
     return list(dict.fromkeys(name for part in parts for name in part))
 
 
 def _messages(sample: _Json) -> Iterator[tuple[bool, str]]:
-    """Yield each message and whether it was asked; attachments stand where inspect_ai moved long texts to.
+    """Yield each message and whether it was asked, with attachments (long texts that inspect_ai moves) put back.
 
-    Worked examples are messages of the assistant too. Those that the model wrote are marked; in a log without marks, they are those
-    that the sample's input does not have.
+    Worked examples are assistant messages too. Messages that the model wrote are marked; in a log without marks, they are the
+    messages that are not in the sample's input.
     """
     attached, messages, given = sample.get("attachments") or {}, sample.get("messages") or [], sample.get("input")
     told = [_text(message) for message in given] if isinstance(given, list) else []
@@ -181,7 +181,7 @@ def _generated(message: _Json) -> bool:
 
 
 def _score(sample: _Json, scorer: str) -> tuple[_Json, Any]:
-    """Return the score of a sample by a scorer, or by a part of one, and its value."""
+    """Return a sample's score by a scorer, or by a part of a scorer, and the score's value."""
     scores = sample.get("scores") or {}
     name, _, part = (scorer, "", "") if scorer in scores else scorer.rpartition("/")
     score = scores.get(name) or {}
@@ -189,7 +189,7 @@ def _score(sample: _Json, scorer: str) -> tuple[_Json, Any]:
 
 
 def _better_if_higher(header: _Json, scorer: str, values: list[Any]) -> bool | None:
-    """Return which way a scorer's values are better: C is correct; the names of the scorer and of its metrics tell of numbers."""
+    """Return True if higher values are better, or None if unknown. For numbers, the scorer's and metrics' names decide."""
     given = [value for value in values if value is not None]
     if given and all(isinstance(value, str) and value in _VALUES for value in given):
         return True
@@ -220,7 +220,7 @@ def _item(sample: _Json, scorer: str) -> ResultItem:
 
 def _set(path: Path, header: _Json, scorer: str) -> ResultSet:
     evaluated = header.get("eval") or {}
-    # The plan's settings go over the model's own (``model/_model.py``, ``merge``).
+    # The plan's settings override the model's own (``model/_model.py``, ``merge``).
     given = (evaluated.get("model_generate_config"), at(header, "plan", "config"))
     shots = (at(evaluated, "task_args", name) for name in ("fewshot", "num_fewshot", "n_shot"))
     return ResultSet(
@@ -248,7 +248,7 @@ def _set(path: Path, header: _Json, scorer: str) -> ResultSet:
 
 
 def _definition(header: _Json, evaluated: _Json) -> dict[str, Any]:
-    """Return what defines the task."""
+    """Return the settings that define the task."""
     scores = at(header, "results", "scores") or ()
     return {
         "task_args": evaluated.get("task_args"),
@@ -260,7 +260,7 @@ def _definition(header: _Json, evaluated: _Json) -> dict[str, Any]:
 
 
 def _stated(header: _Json, scorer: str) -> StatedScore | None:
-    """Return the mean that the header states of a scorer, or of a part of one; None of repeats that are not averaged."""
+    """Return the header's mean for a scorer or a part of one, or None if its repeats are not averaged."""
     of, _, part = scorer.rpartition("/")
     for score in at(header, "results", "scores") or ():
         named = score.get("name") == scorer or (score.get("scorer"), score.get("name")) == (of, part)
@@ -271,7 +271,7 @@ def _stated(header: _Json, scorer: str) -> StatedScore | None:
 
 
 def _asked(header: _Json, evaluated: _Json) -> int:
-    """Count the answers that were asked for; 0 where the log does not tell."""
+    """Count the answers requested, or return 0 if the log does not say."""
     total = at(header, "results", "total_samples")
     if isinstance(total, int):
         return total

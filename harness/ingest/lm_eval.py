@@ -1,8 +1,8 @@
-"""lm-eval: ``samples_*.jsonl`` of ``--log_samples``, ``results_*.json``, their folder, and the table that it prints.
+"""Reads lm-eval's ``samples_*.jsonl`` (``--log_samples``), ``results_*.json``, a folder of both, and its printed table.
 
-Read in lm-eval 0.4.13: ``loggers/evaluation_tracker.py`` (files and folders), ``evaluator.py`` (a sample: doc_hash, prompt_hash,
+Source: lm-eval 0.4.13: ``loggers/evaluation_tracker.py`` (files and folders), ``evaluator.py`` (a sample: doc_hash, prompt_hash,
 target_hash, filter, metrics), ``utils.hash_string`` (SHA-256 in hexadecimal). A sample is one document under one filter, so a
-file has as many lines as documents times filters.
+file has (documents x filters) lines.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import one_line
 
-# What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``).
+# lm-eval's regex filters return this if an answer does not match (``filters/extraction.py``, ``fallback``).
 _INVALID = "[invalid]"
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
-# Metrics of log-likelihoods: of each document the sum, with its words or bytes; of a last word, as in LAMBADA, alone.
+# Metrics of log-likelihoods: each document's sum, with its number of words or bytes, or only the last word's, as in LAMBADA.
 _PERPLEXITIES = ("word_perplexity", "byte_perplexity", "perplexity")
-# Metrics whose score of a task follows from those of its samples.
+# Metrics whose task score can be computed from the samples' scores.
 _OF_SAMPLES = ("acc", "exact_match", "acc_norm", *_PERPLEXITIES)
-# What a task's config names and does not define it by, or what is compared by itself.
+# Fields of a task's config that do not define the task, or that are compared separately.
 _NAMES = ("task", "task_alias", "tag", "group", "group_alias", "metadata", "num_fewshot", "generation_kwargs")
 _Json = Mapping[str, Any]
 
 
 def _recognises(source: SourceFile) -> bool:
-    """Recognise a sample's line with three hashes, a results file with configs and versions, or a folder with such files."""
+    """Recognise a sample line with three hashes, a results file with configs and versions, or a folder of such files."""
     if source.path.is_dir():
         return any(_recognises(SourceFile.of(path)) for path in _files(source.path))
     head = source.head_text.lstrip()
@@ -62,7 +62,7 @@ def _recognises(source: SourceFile) -> bool:
     first = head.partition("\n")[0]
     if all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]):
         return True
-    # The keys are far apart in a file of megabytes: the head alone does not hold them.
+    # The keys are megabytes apart, so the head alone does not contain them.
     if source.path.suffix != ".json" or '"results"' not in head[:200]:
         return False
     try:
@@ -73,7 +73,7 @@ def _recognises(source: SourceFile) -> bool:
 
 
 def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
-    """Add the findings, and the scores that a results file states where it has no samples beside it."""
+    """Add the findings, and the scores of a results file that has no samples next to it."""
     pairs = [(samples, list(_scores(results))) for samples, results in _pairs(source.path) if results]
     findings = (*below_guessing(score for _, stated in pairs for score in stated), *document.findings)
     alone = [score for samples, stated in pairs if samples is None for score in stated]
@@ -89,7 +89,7 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read every score of all tasks of the files, or the one that `metric` names as lm-eval does."""
+    """Read every score of every task, or only the one that `metric` names, in lm-eval's spelling."""
     reading, stated = ReadResults(source, "sample"), dict[Path, _Json]()
     runs: dict[str, list[ResultSet]] = {}
     for samples, results in _pairs(source.path):
@@ -101,12 +101,12 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     for path, document in stated.items():
         if at(document, "config", "use_cache"):
             reading.findings.append(cached(path.name, "use_cache was set: answers may be"))
-        # What no sample has, such as BLEU, is of all samples together.
+        # A score that no sample has, such as BLEU, is computed over all samples together.
         sets = runs.setdefault(_date(path), [])
         sampled = {score.task if metric else score.name for score in sets}
         alone = _stated_sets(path, document, metric)
         sets += [score for score in alone if (score.task if metric else score.name) not in sampled]
-    # Tasks that were run one after the other are one result, and a task that was run again is another one.
+    # Tasks run one after the other are one result; a task that was run again starts another.
     again = max(Counter(score.name for sets in runs.values() for score in sets).values(), default=0) > 1
     of = {tuple(sorted(sets[0].asked.served.items())): sets[0] for sets in runs.values() if sets}
     if len(of) > 1 and not again:
@@ -124,7 +124,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
 
 
 def _stated_sets(path: Path, document: _Json, wanted: str) -> Iterator[ResultSet]:
-    """Yield the scores of a results file: those of groups follow from their tasks, so they are left out."""
+    """Yield the scores of a results file, without group scores, which follow from their tasks."""
     for task, metric, score, questions in (each[:4] for each in _scores(path)):
         named = wanted in ("", metric, metric.partition(",")[0])
         if named and math.isfinite(score) and not at(document, "group_subtasks", task):
@@ -138,7 +138,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _scores(path: Path) -> Iterator[TaskScore]:
-    """Yield the scores of a results file: those of groups too, and without the standard errors."""
+    """Yield the scores of a results file, including group scores, without standard errors."""
     text = whole_file(path).decode(errors="replace")
     document = json_object(text, str(path))
     members = document.get("group_subtasks") or {}
@@ -155,7 +155,7 @@ def _scores(path: Path) -> Iterator[TaskScore]:
 
 
 def _questions(task: str, document: _Json, above: frozenset[str] = frozenset()) -> int:
-    """Count the questions of a task, or of all tasks of a group, 0 if unknown; `above` are the groups that it is in."""
+    """Count the questions of a task or of all tasks in a group (0 if unknown). `above` holds the enclosing groups."""
     if at(document, "n-samples", task):
         return effective if isinstance(effective := at(document, "n-samples", task, "effective"), int) else 0
     inside = at(document, "group_subtasks", task)
@@ -164,7 +164,7 @@ def _questions(task: str, document: _Json, above: frozenset[str] = frozenset()) 
 
 
 def _line(text: str, *keys: str) -> int:
-    """Return the line of a value, in JSON with a key a line: of `results`, a task, and a metric."""
+    """Return the line number of a value under "results", a task and a metric, in JSON with one key per line."""
     at = 0
     for key in ("results", *keys):
         at = max(at, text.find(f"{json.dumps(key)}:", at))
@@ -172,7 +172,7 @@ def _line(text: str, *keys: str) -> int:
 
 
 def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
-    """Yield each samples file with the results file of its run, whichever was named: both names end in the same date."""
+    """Yield each samples file with its run's results file, whichever was named. Both names end in the same date."""
     files = _files(path) if path.is_dir() else [path]
     if path.is_file() and path.suffix == ".json":
         files += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))
@@ -189,7 +189,7 @@ def _date(path: Path) -> str:
 
 
 def _samples(path: Path, reading: ReadResults) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a file; a line that is none is counted as unread."""
+    """Yield the samples of a file, and count any other line as unread."""
     for line, text in SourceFile.of(path).lines():
         try:
             row, why = json.loads(text), text
@@ -203,7 +203,7 @@ def _samples(path: Path, reading: ReadResults) -> Iterator[dict[str, Any]]:
 
 
 def _task(samples: Path, document: _Json, wanted: str, reading: ReadResults) -> Iterator[ResultSet]:
-    """Yield the scores of a task, the first one of the first filter first."""
+    """Yield the scores of a task, beginning with the first score of the first filter."""
     name = samples.stem.removeprefix("samples_").rpartition("_")[0]
     answered = list(_samples(samples, reading))
     for metric, filter_ in _metrics(answered, wanted, samples):
@@ -215,7 +215,7 @@ def _task(samples: Path, document: _Json, wanted: str, reading: ReadResults) -> 
 
 
 def _set(name: str, metric: str, document: _Json, rows: Sequence[_Json] = ()) -> ResultSet:
-    """Return what a results file states of a task, and its samples' requests, for one of its scores; empty if there is no file."""
+    """Return one score of a task, with settings from the results file (empty if there is none) and from the samples' requests."""
     run, config = document.get("config") or {}, at(document, "configs", name) or {}
     base = metric.partition(",")[0]
     higher = at(document, "higher_is_better", name, base)
@@ -236,7 +236,7 @@ def _set(name: str, metric: str, document: _Json, rows: Sequence[_Json] = ()) ->
                 "version": at(document, "versions", name),
                 "system_instruction": document.get("system_instruction"),
             },
-            # The task's own, over them those of the command, and over both what was sent.
+            # The command's settings override the task's, and the settings in the requests override both.
             generation=(config.get("generation_kwargs") or {}) | arguments_of(run.get("gen_kwargs")) | next(sent, {}),
             limits={"limit": _limit(run["limit"])} if "limit" in run else None,
             served={"engine": run.get("model")},
@@ -252,11 +252,11 @@ def _limit(limit: object) -> object:
 
 
 def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tuple[str, str]]:
-    """List the metrics that have a score of a sample, each with its filter, or the one that is wanted."""
+    """List the metrics that some sample has a score for, each with its filter, or only the wanted metric."""
     named = [(metric, row.get("filter", "none"), row) for row in rows for metric in row.get("metrics", ())]
     with_score = {(name, f) for name, f, row in named if _score(row, name) is not None or _of_perplexity(row, name)}
     scored = [pair for pair in dict.fromkeys((name, f) for name, f, _ in named) if pair in with_score]
-    # Scores from 0 to 1 can be pooled and have the exact test, so they lead.
+    # Scores from 0 to 1 can be pooled and tested exactly, so they come first.
     beyond = {name for name, _, row in named if not 0 <= (_score(row, name) or 0) <= 1}
     scored.sort(key=lambda pair: (pair[0] in _PERPLEXITIES, pair[0] in beyond))
     if not wanted:
@@ -270,13 +270,13 @@ def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tup
 
 def _score(row: _Json, metric: str) -> float | None:
     value = row.get(metric) if metric not in _PERPLEXITIES else None
-    if isinstance(value, list) and value and all(isinstance(part, bool) for part in value):  # as of each instruction
+    if isinstance(value, list) and value and all(isinstance(part, bool) for part in value):  # one per instruction
         value = sum(value) / len(value)
     return number(value)
 
 
 def _of_perplexity(row: _Json, metric: str) -> tuple[float, int] | None:
-    """Return the log-likelihood of a document, and how many units it is of; None where the metric is no perplexity."""
+    """Return a document's log-likelihood and its number of units, or None if the metric is not a perplexity."""
     value = row.get(metric) if metric in _PERPLEXITIES else None
     pair = value if isinstance(value, list) else [value, 1]
     total, units = map(number, pair) if len(pair) == 2 else (None, None)
@@ -291,14 +291,14 @@ def _item(row: _Json, metric: str) -> ResultItem:
     return ResultItem(
         loglikelihood=of and of[0], units=of[1] if of else 0,
         key=str(row["doc_hash"]), question=_question(row), target=target, answer=answer,
-        # The hash that lm-eval writes is of the first request alone.
+        # lm-eval hashes only the first request.
         prompt_hash=f"{row['prompt_hash']}{prompt_hash(json.dumps(sent)) if sent else ''}",
         characters=None if chosen or of else len(wrote), parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
     )  # fmt: skip
 
 
 def _first(responses: Any) -> str:
-    """Return the first response of a document; all of them, as JSON, where there are several."""
+    """Return a document's response, or all of them as JSON if there are several."""
     while isinstance(responses, list) and len(responses) == 1:
         responses = responses[0]
     return responses if isinstance(responses, str) else json.dumps(responses, ensure_ascii=False)
@@ -309,16 +309,16 @@ _SHOWN = 300
 
 
 def _question(row: _Json) -> str:
-    """Return the question of a sample: that of its document, or else the end of its prompt; "" if neither is there."""
+    """Return a sample's question: from its document, else the end of its prompt, or "" if it has neither."""
     named = [text for name in _QUESTION if isinstance(text := at(row, "doc", name), str)]
     first = next(iter(_requests(row)), ())
     return one_line(named[0] if named else str(first[0])[-_SHOWN:] if first else "", _SHOWN)
 
 
 def _choice(row: _Json, metric: str) -> tuple[str, str | None, str] | None:
-    """Return what the model chose, beside the log-likelihood of each choice, its letter, and the right choice.
+    """Return the model's choice with every choice's log-likelihood, the choice's letter, and the right choice.
 
-    None if it is no sample of a multiple-choice task. `acc_norm` divides by the length of a choice's text.
+    Return None if the sample is not from a multiple-choice task. `acc_norm` divides by the length of a choice's text.
     """
     responses = row["resps"] if isinstance(row["resps"], list) else []
     values = [_loglikelihood(response) for response in responses]
@@ -332,16 +332,16 @@ def _choice(row: _Json, metric: str) -> tuple[str, str | None, str] | None:
     scores = [value / size for value, size in zip(values, sizes, strict=True)]
     first, *tied = (place for place, score in enumerate(scores) if score == max(scores))
     each = ", ".join(f"{name} {value:.2f}" for name, value in zip(letters, values, strict=True))
-    # The target is the text of a choice, or its index.
+    # The target is a choice's text or its index.
     target = str(row.get("target", "")).strip()
     right = texts.index(target) if target and target in texts else int(target) if target.isdigit() else len(texts)
-    # Of several that are as likely, as of a server that returns no likelihoods, the model took none; lm-eval takes the first.
+    # If several choices tie, as when a server returns no likelihoods, the model chose none of them; lm-eval takes the first.
     parsed = None if tied else letters[first]
     return f"{shown[first]} ({each})", parsed, shown[right] if right < len(shown) else target
 
 
 def _requests(row: _Json) -> list[tuple[Any, ...]]:
-    """List the arguments of each request: the context and the continuation; lm-eval 0.4.5 and later name them."""
+    """List each request's arguments: context and continuation. lm-eval 0.4.5 and later write them by name."""
     arguments = row.get("arguments")
     given = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()
     return [
@@ -350,7 +350,7 @@ def _requests(row: _Json) -> list[tuple[Any, ...]]:
 
 
 def _loglikelihood(response: Any) -> float:
-    """Return the first number of a response, however deep it lies in lists; NaN if it is none."""
+    """Return the first number in a response's nested lists, or NaN if they have none."""
     while isinstance(response, list) and response:
         response = response[0]
     try:
@@ -359,8 +359,8 @@ def _loglikelihood(response: Any) -> float:
         return math.nan
 
 
-# The printed table (0.4.2 to 0.4.13, ``lm_eval.utils.make_table``). A line with the model and its settings stands above each, so a
-# file may hold several runs. One task has a row for each filter and metric; a cell that is empty repeats the one above.
+# The printed table (0.4.2 to 0.4.13, ``lm_eval.utils.make_table``). A line with the model and its settings precedes each table, so
+# a file may hold several runs. A task has one row per filter and metric; an empty cell repeats the one above.
 # vllm (pretrained=org/model,add_bos_token=true), gen_kwargs: (None), limit: 250.0, num_fewshot: 5, batch_size: auto
 _RUN = re.compile(r"[\w-]+ \(.*\), gen_kwargs: .*, limit: .*, num_fewshot: .*")
 _NAMED = re.compile(
@@ -372,7 +372,7 @@ _HEAD = re.compile(
 )
 _RULE = re.compile(r"\|(?: ?:?-+:? ?\|)+")
 _COLUMNS = ("task", "version", "filter", "n-shot", "metric", "score", "stderr")
-# Places of the columns in a row, and of the arrow that says which way is better; the sign of the error is no column.
+# Positions of the columns in a row, then of the arrow that says which way is better. The ± sign has no column.
 _AT = (0, 1, 2, 3, 4, 6, 8, 5)
 _SCORE = re.compile(r"-?\d+(?:\.\d+)?")
 _NO_SAMPLES = (
@@ -381,15 +381,15 @@ _NO_SAMPLES = (
 
 
 def is_table(source: SourceFile) -> bool:
-    """Recognise a file by the heading of a table in its first lines."""
+    """Recognise a file by a table heading in its first lines."""
     return any(_HEAD.fullmatch(line.strip()) for line in source.head_text.splitlines())
 
 
 class PrintedTables:
-    """The tables of a text, a line at a time.
+    """The tables in a text, read line by line.
 
     Attributes:
-        runs: the rows of each run by its line: those of `_COLUMNS`, the arrow, and the place.
+        runs: each run's rows, by the run's line: the values of `_COLUMNS`, the arrow, and the position.
     """
 
     def __init__(self) -> None:
@@ -397,7 +397,7 @@ class PrintedTables:
         self._run, self._above = "an unnamed run", ("",) * len(_COLUMNS)
 
     def read(self, number: int, line: str) -> bool:
-        """Read a line. Returns True if it is of a table."""
+        """Read a line. Returns True if it belongs to a table."""
         text = line.strip()
         if named := _RUN.fullmatch(text):
             self._run = f"{named[0]} (line {number})"
@@ -410,7 +410,7 @@ class PrintedTables:
         return True
 
     def tables(self) -> Iterator[FactTable]:
-        """Yield a table of each run."""
+        """Yield one table per run."""
         for run, rows in self.runs.items():
             shown = tuple(row[: len(_COLUMNS)] for row, _ in rows)
             yield FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=shown, note=_NO_SAMPLES)
@@ -422,7 +422,7 @@ class PrintedTables:
 
 
 def table_results(source: SourceFile, wanted: str) -> ReadResults:
-    """Read the scores of all runs of the file: a row each, by all columns."""
+    """Read the scores of all runs in the file, one per table row."""
     reading, printed = ReadResults(source, "line", notes=[_NO_SAMPLES]), PrintedTables()
     for line, text in source.lines():
         reading.read += printed.read(line, text)
@@ -444,7 +444,7 @@ def table_results(source: SourceFile, wanted: str) -> ReadResults:
 
 
 def _row(text: str, above: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the columns of a row with a score; None for any other line."""
+    """Return the columns of a row with a score, or None for any other line."""
     cells = [cell.strip() for cell in text.strip("|").split("|")]
     if not text.startswith("|") or len(cells) != _AT[-2] + 1 or not _SCORE.fullmatch(cells[6]):
         return None

@@ -1,8 +1,8 @@
-"""The reader of MLC-LLM engine traces: lines -> requests, segments, actions and calls, and the rules that they break.
+"""Reads MLC-LLM engine traces: requests, segments, actions and calls, and the rules that they break.
 
-An instrumented engine prints one line for each function that it calls. The names of the functions are the members of
-``FunctionTable`` in ``cpp/serve/function_table.h`` of MLC-LLM at 79d603f (July 2026); the actions are those of its engine of spring
-2024. The marks of segments, requests and outputs are those of the program that drove it, in the two spellings that occur.
+An instrumented engine prints one line for each function that it calls. The functions are the members of ``FunctionTable`` in
+``cpp/serve/function_table.h`` of MLC-LLM at 79d603f (July 2026); the actions are from its engine of spring 2024. The program that
+drove the engine wrote the marks of segments, requests and outputs, which occur in two spellings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import counted, one_line
 
 _ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
-"""Letters of the actions, in the order in which a step polls them; the first one that computes something ends the step."""
+"""Letters of the actions, in polling order. The first action that computes something ends the step."""
 ADD, FORK = "kv_cache_add_sequence_func_", "kv_cache_fork_sequence_func_"
 _PREFILLS = (
     *"single_batch_prefill_func_ single_batch_extend_func_ prefill_func_ extend_func_".split(),
@@ -55,11 +55,11 @@ _OTHER_CALLS = (
     "tuple_getitem_func_ create_kv_cache_func_ create_rnn_state_func_ alloc_embedding_tensor_func_ cuda_graph_alloc_init_func_ "
     "reset_kv_cache_func_"
 ).split()
-# The mark with which an engine starts anew: what it was doing is over.
+# The mark of an engine that restarts: all that it was doing is over.
 _RELOAD = "***Reload engine***"
 _ENGINE, _NOTE, _OUTPUT = "[engine debug] ", "[debug] ", "MLC-LLM Output: "
 _REQUEST_MARK = re.compile(r"# [A-Z]+ REQUEST")
-# Lines quoted of those that no rule knows, rows of a table, and violations of one rule that become findings.
+# Most unknown lines quoted, most rows in a table, and most findings for one rule.
 _SHOWN, _ROWS_SHOWN, _VIOLATIONS_SHOWN = 5, 100, 5
 # How a request got its sequence.
 _SEQUENCE = {
@@ -69,9 +69,9 @@ _SEQUENCE = {
 
 
 class TraceLine(NamedTuple):
-    """A line that stands alone: its letter in `mlc_rules` (empty if no rule is about it), and what happened, if anything did.
+    """A self-contained line: its letter in `mlc_rules` (empty if no rule uses it), and its event, if any.
 
-    The name of the first line of an answer is its text.
+    For the first line of an answer, the name is the line's text.
     """
 
     letter: str
@@ -82,24 +82,24 @@ class TraceLine(NamedTuple):
 
     @property
     def step(self) -> tuple[str, str]:
-        """The event without its place, so that lines of two traces compare."""
+        """The event without its line number, so that two traces can be compared."""
         return self.kind, self.name
 
 
 SegmentKind = Literal["setup", "extend", "mixed", "decode", "idle"]
-"""What a segment computes: the phases of the glossary, both in one pass, or nothing."""
+"""Phase that a segment computes, as in the glossary: one phase, both in one pass, or nothing."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A repeating part of a request: the actions that the engine polled, the calls that it made and the marks."""
+    """A repeating part of a request: the engine's polled actions, calls and marks."""
 
     lines: tuple[TraceLine, ...]
     setup: bool = False
 
     @cached_property
     def kind(self) -> SegmentKind:
-        """The phase that it computes, by the functions of the model that it calls."""
+        """The phase that it computes, according to the model functions that it calls."""
         prefills, decodes = "m" in self.letters, bool({"c", "v"} & set(self.letters))
         if self.setup:
             return "setup"
@@ -117,23 +117,23 @@ class Segment:
 
     @property
     def first(self) -> int:
-        """The number of its first line; 0 if it has none."""
+        """The number of its first line, or 0 if it has no lines."""
         return self.lines[0].number if self.lines else 0
 
     @property
     def last(self) -> int:
-        """The number of its last line; 0 if it has none."""
+        """The number of its last line, or 0 if it has no lines."""
         return self.lines[-1].number if self.lines else 0
 
 
 @dataclass
 class Track:
-    """A request, or what stands before the first: all lines up to the addition of the next.
+    """A request, or the lines before the first one: all lines until the next request is added.
 
     Attributes:
-        request: its number; 0 for what stands outside of all requests.
-        lines: those that stand alone.
-        answer: the lines of the text that the engine answered, if any.
+        request: its number; 0 for lines outside all requests.
+        lines: its self-contained lines.
+        answer: the lines of the engine's answer, if any.
         output_at: the first and the last line of that text.
     """
 
@@ -144,17 +144,17 @@ class Track:
 
     @property
     def name(self) -> str:
-        """The request, as messages name it."""
+        """The request's name in messages."""
         return f"request {self.request}"
 
     @property
     def output(self) -> str | None:
-        """The text that the engine answered; None if there is none."""
+        """The engine's answer, or None if there is none."""
         return "\n".join(self.answer) if self.output_at[0] else None
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """Its repeating parts. It must be complete."""
+        """Its repeating parts. Use it only once the track is complete."""
         begun: list[list[TraceLine]] = [[]]
         for line in self.lines:
             if line.letter == "[":
@@ -167,20 +167,20 @@ class Track:
 
     @property
     def sequence(self) -> tuple[str, int]:
-        """The call by which it got its sequence, and its line; nothing if it got none or several."""
+        """The call that gave it its sequence, and the line; ("", 0) unless there is exactly one."""
         got = [(line.name, line.number) for line in self.lines if line.letter == "A"]
         return got[0] if len(got) == 1 else ("", 0)
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """The tokens that were sampled for it: in prefills, and in everything else."""
+        """The tokens sampled for it: in prefills, and in everything else."""
         sampled = [(segment.kind, segment.letters.count("g")) for segment in self.segments]
         return sum(n for kind, n in sampled if kind == "extend"), sum(n for kind, n in sampled if kind != "extend")
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """A whole trace: how much was understood, requests in order, what stands before the first, and the rules that it breaks."""
+    """A whole trace: how much was understood, the requests in order, the setup before them, and the broken rules."""
 
     file: FileRead
     tracks: tuple[Track, ...]
@@ -208,7 +208,7 @@ _FIXED = {
 
 
 def _line_of(text: str) -> TraceLine | None:
-    """Read a line that stands alone; None if no rule knows it."""
+    """Parse a self-contained line, or return None if it is unknown."""
     if (known := _FIXED.get(text)) is not None:
         return known
     if text.startswith(_OUTPUT):
@@ -217,18 +217,18 @@ def _line_of(text: str) -> TraceLine | None:
 
 
 def _recognises(source: SourceFile) -> bool:
-    """Return True if the file begins like an engine trace: with a line of the engine that a rule knows."""
+    """Return True if the file begins like an engine trace, with a known line of the engine."""
     lines = (_line_of(text.rstrip("\r")) for text in source.head_text.splitlines()[:400])
     return any(line is not None and line.kind and line.letter not in ("[", "]") for line in lines)
 
 
 def _read_steps(source: SourceFile) -> StepTrace:
-    """Read the steps of a whole engine trace, one line at a time."""
+    """Read the steps of a whole engine trace, line by line."""
     parts, excerpts, unread, number, requests, answering = [Track(0)], list[Excerpt](), 0, 0, 0, False
     for number, text in source.lines():
         part, line = parts[-1], _line_of(text)
-        # The text of an answer goes on over further lines, which only their place tells: a line that follows its beginning, and
-        # is blank or printed by neither the engine nor the driver.
+        # An answer may continue over further lines, which only their position identifies: each follows the beginning of the
+        # answer, and is blank or printed by neither the engine nor the driver.
         if answering and (not text or (line is None and not text.startswith(_ENGINE))):
             part.answer.append(text)
             part.output_at = (part.output_at[0], number)
@@ -264,7 +264,7 @@ def _violations(parts: Sequence[Track], last: int) -> Iterator[Violation]:
 
 
 def timeline(trace: StepTrace) -> Timeline:
-    """Draw a lane for each action of a request, with a column for each segment, or for several where there are many."""
+    """Draw one lane per action of a request, with one column per segment, or per group of segments if there are many."""
     shown = trace.tracks[:MAX_TRACKS]
     longest = max((len(track.segments) for track in shown), default=0)
     lanes = tuple(_lanes(track, max(1, -(-longest // MAX_COLUMNS))) for track in shown)
@@ -280,7 +280,7 @@ def _lanes(track: Track, per: int) -> TimelineTrack:
 
 
 def _cell(group: Sequence[Segment], action: str) -> str:
-    """Return the cell of an action: in how many of some segments it computed something, or that it was polled."""
+    """Return an action's cell for a group of segments: the share in which it computed something, or that it was only polled."""
     # An action computes something if the model is called before the next one is polled.
     called = re.compile(rf"{_ACTIONS[action]}[^pjdmcv]*[mcv]")
     computed = sum(len(called.findall(segment.letters)) for segment in group)
@@ -303,7 +303,7 @@ def _read(source: SourceFile) -> FileDocument:
 
 
 def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFinding]:
-    """Yield a finding of each violation, but of one rule at most `_VIOLATIONS_SHOWN`. `texts` are of lines, by their numbers."""
+    """Yield a finding per violation, at most `_VIOLATIONS_SHOWN` per rule. `texts` has the text of lines, by number."""
     counts, seen = Counter(violation.rule for violation in trace.violations), Counter[str]()
     for violation in trace.violations:
         seen[violation.rule] += 1
@@ -316,16 +316,16 @@ def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFindi
             id=violation.rule, title=RULES[violation.rule], severity="warning", where=violation.where,
             diagnosis=f"{violation.says[0].upper()}{violation.says[1:]}.", reproduce="",
             cites=tuple(Excerpt(first=place, last=place, text=text) for place, text in cites),
-            evidence=(*evidence, *((f"{total:,} such places in the trace",) if total > 1 else ())),
+            evidence=(*evidence, *((f"{total:,} places like this in the trace",) if total > 1 else ())),
         )  # fmt: skip
 
 
 def _facts(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[Fact]:
     yield Fact(id="requests", title="Requests", text=counted(len(trace.tracks), "request"))
     if not trace.violations:
-        yield Fact(id="rules", title="Rules", text="no rule of the engine is broken")
+        yield Fact(id="rules", title="Rules", text="the trace breaks none of the engine's rules")
     for track in trace.tracks[:_ROWS_SHOWN]:
-        # Not the prefill before the first mark.
+        # The prefill before the first mark does not count.
         marked = [segment for segment in track.segments if segment.letters.startswith("[")]
         slug, (first, rest) = track.name.replace(" ", "-"), track.tokens
         idle = sum(segment.kind == "idle" for segment in marked)
@@ -359,7 +359,7 @@ def _calls(trace: StepTrace) -> FactTable:
     rows = tuple(
         (name, *(f"{counts[kind, name]:,}" for kind in kinds), f"{totals[name]:,}") for name in names[:_ROWS_SHOWN]
     )
-    title, columns = "Actions and calls, by what their segment computes", ("name", *kinds, "all")
+    title, columns = "Actions and calls, by the phase of their segment", ("name", *kinds, "all")
     return FactTable(
         id="calls",
         title=title,

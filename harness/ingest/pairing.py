@@ -1,4 +1,4 @@
-"""Two tasks' answers -> pairs, and what cannot be paired, with the reason: counted, never dropped in silence."""
+"""Pairs two sides' answers to a task. Answers that cannot be paired are counted with the reason, never silently dropped."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.verdict import Verdict
 
 ItemPair = tuple[ResultItem, ResultItem]
-"""The answers of A and of B to one document, asked with the same prompt."""
-# A choice of a question, as lm-eval's reader writes it.
+"""A's and B's answers to one document, asked with the same prompt."""
+# A choice of a question, as the lm-eval reader writes it.
 _LETTER = re.compile(r"([A-Z])(?:: |$)")
-# Documents from which a bootstrap decides.
+# Fewest documents for which a bootstrap decides.
 _LEAST_DOCUMENTS = 20
-# Largest logarithm of a ratio that is shown.
+# Largest logarithm of a ratio shown.
 _LARGEST = 700.0
-# Keys that are named of what cannot be paired.
+# Keys of unpaired documents given as examples.
 _EXAMPLES = 3
-# Share of answers to documents asked before up to which each counts by itself: a set may hold a question twice.
+# Largest share of repeated documents for which each answer counts separately: a data set may contain a question twice.
 _FEW_AGAIN = 0.05
 
 
 BEYOND_STOP = "beyond-stop"
-"""Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
+"""Questions that one run asked after the other had stopped. They are not a gap, because stopping says nothing about the rest."""
 
 
 @dataclass(eq=False)
@@ -43,11 +43,11 @@ class Pairing:
     """One score of a task on both sides.
 
     Attributes:
-        differences: between what both were asked.
-        pairs: in A's order. Scores of which lower is better are turned round, so that a loss is one for all.
+        differences: between both sides' tasks and settings.
+        pairs: in A's order. Scores that are better when lower are inverted, so that a loss means the same for all.
         unpaired: the rest.
-        again: pairs beyond the first of a document, which both sides hold as often; all pairs of a document count once.
-        unverified: pairs of which a side does not record its prompt.
+        again: repeated pairs, beyond each document's first. Both sides repeat a document equally often, and it counts once.
+        unverified: pairs whose prompt is not recorded on both sides.
     """
 
     a: ResultSet
@@ -60,34 +60,34 @@ class Pairing:
 
     @property
     def higher_is_better(self) -> bool | None:
-        """The way in which the score is better; None where neither side tells, or each another."""
+        """True if a higher score is better, or None if neither side says so or the sides disagree."""
         told = {self.a.higher_is_better, self.b.higher_is_better} - {None}
         return told.pop() if len(told) == 1 else None
 
     @property
     def either_way(self) -> bool:
-        """True if there are pairs, and which way is better is not recorded."""
+        """True if there are pairs, but it is not recorded which way is better."""
         return bool(self.pairs) and self.higher_is_better is None
 
     @property
     def differs(self) -> tuple[Statement, ...]:
-        """The differences that make it another question in B, and those of limits."""
+        """The differences that make it a different question in B, and differences of limits."""
         return (*self.differences.other, *self.differences.limits)
 
     @property
     def of_perplexity(self) -> bool:
-        """True if the pairs have log-likelihoods, and no scores."""
+        """True if the pairs have log-likelihoods instead of scores."""
         return bool(self.pairs) and self.pairs[0][0].loglikelihood is not None
 
     @property
     def turned(self) -> list[ItemPair]:
-        """The pairs as they are if lower is better, where that is not recorded."""
+        """The pairs, inverted as if lower were better, if it is not recorded which way is."""
         if not self.either_way:
             return self.pairs
         return [(_as_share(a, 1, turned=True), _as_share(b, 1, turned=True)) for a, b in self.pairs]
 
     def decide(self, rule: Rule, adaptive: bool) -> ComparedTask:
-        """Decide about this score alone; `adaptive` is that of `decide_pairs`."""
+        """Decide about this score alone. For `adaptive`, see `decide_pairs`."""
         differs = self.differs
         known: dict[str, object] = {
             "task": self.a.task, "metric": self.a.metric, "shots": self.a.asked.shots, "again": self.again, "differs": differs,
@@ -110,8 +110,8 @@ class Pairing:
         for key in dict.fromkeys((*left, *right)):
             mine, theirs = left.get(key, []), right.get(key, [])
             reason = "only-in-a" if not theirs else "only-in-b" if not mine else ""
-            # A document that both hold equally often is one question asked again. Held more often by one side, it is unknown which
-            # answer belongs to which.
+            # A document that both sides have equally often is one repeated question. If one side has it more often, it is unknown
+            # which answers belong together.
             if not reason and len(mine) != len(theirs):
                 reason = "repeated"
             named = key[0] if not key[1] else f"{key[0]} (repeat {key[1]})"
@@ -130,12 +130,12 @@ class Pairing:
             self.leave(reason, len(names), names)
 
     def leave(self, reason: str, count: int, names: Sequence[str] = ()) -> None:
-        """Count what is not paired."""
+        """Count unpaired documents."""
         self.unpaired.append(Unpaired(id=reason, count=count, examples=tuple(names[:_EXAMPLES])))
 
 
 def pair_tasks(a: ResultSet, b: ResultSet) -> Pairing:
-    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
+    """Pair the answers to a task. For runs that stop adaptively, only the beginning that both asked is paired."""
     prompts = bool(a.items and b.items) and all(item.prompt_hash for item in (*a.items, *b.items))
     pairing = Pairing(a, b, differences(a.asked, b.asked, prompts=prompts))
     top = max(a.top, b.top)
@@ -156,7 +156,7 @@ def pair_tasks(a: ResultSet, b: ResultSet) -> Pairing:
             pairing.leave(BEYOND_STOP, len(beyond), beyond)
         return pairing
     pairing.pair(mine, theirs)
-    # What one side skipped and the other has is counted already.
+    # Documents that one side skipped and the other has are counted already.
     alone = {gap.id: gap.count for gap in pairing.unpaired}
     for side, name, there in ((a, "skipped-in-a", "only-in-b"), (b, "skipped-in-b", "only-in-a")):
         if (skipped := side.asked.answers - len(side.items) - alone.get(there, 0)) > 0:
@@ -179,10 +179,10 @@ def _by_key(items: Sequence[ResultItem]) -> dict[tuple[str, int], list[ResultIte
 
 
 def _apart(a: ResultItem, b: ResultItem) -> str:
-    """Return why two answers to a document are no pair; "" if they are one."""
+    """Return the reason why two answers to a document are not a pair, or "" if they are."""
     if a.prompt_hash and b.prompt_hash and a.prompt_hash != b.prompt_hash:
         return "other-prompt"
-    # What is asked after another answer may depend on it.
+    # A question that follows an answer may depend on it.
     parted = next(((mine[0], theirs[0]) for mine, theirs in zip(a.turns, b.turns, strict=False) if mine != theirs), ())
     if parted and all(parted):
         return "other-prompt"
@@ -194,7 +194,7 @@ def _apart(a: ResultItem, b: ResultItem) -> str:
 def _guessing(pairs: Sequence[ItemPair]) -> float:
     """Compute the accuracy of always giving the most frequent expected answer: 1/4 for 4 balanced letters, near 0 for numbers.
 
-    Of choices, that of always taking the one in the same place: 1 where the first is always right, as in TruthfulQA's mc1.
+    For choices, compute the accuracy of always taking the same position: 1 if the first is always right, as in TruthfulQA's mc1.
     """
     letters = ((mine.target, _LETTER.match(mine.target)) for mine, _ in pairs)
     counted = Counter(letter[1] if letter else target for target, letter in letters)
@@ -204,12 +204,12 @@ def _guessing(pairs: Sequence[ItemPair]) -> float:
 def decide_either_way(
     pairs: Sequence[ItemPair], turned: Sequence[ItemPair], rule: Rule, adaptive: bool = False
 ) -> ComparedTask:
-    """Decide by paired scores of which some may be better if higher, or if lower: a verdict is one that holds either way.
+    """Decide by paired scores whose better direction may be unknown: a verdict must hold in both directions.
 
     Args:
-        pairs: as they are if higher is better.
-        turned: as they are if lower is better; `pairs` itself where the direction is recorded.
-        rule: of the test.
+        pairs: the scores as if higher were better.
+        turned: the scores as if lower were better, or `pairs` itself if the direction is recorded.
+        rule: the rule of the test.
         adaptive: see `decide_pairs`.
     """
     made = decide_pairs(pairs, rule, adaptive)
@@ -226,11 +226,11 @@ def decide_either_way(
 
 
 def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) -> ComparedTask:
-    """Decide by the paired scores, of which higher is better.
+    """Decide by paired scores where higher is better.
 
     Args:
-        pairs: in the order in which they were asked.
-        rule: of the test.
+        pairs: in the order of asking.
+        rule: the rule of the test.
         adaptive: whether either side stopped asking because of its answers, as assay's own runs do.
     """
     again = len(pairs) - len({a.key for a, _ in pairs}) > _FEW_AGAIN * len(pairs)
@@ -241,7 +241,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         for at, (a, b) in enumerate(pairs)
     ]
     if not adaptive:
-        # Files are often sorted by subject, and bets win or lose on values that come in a random order.
+        # Files are often sorted by subject, but the betting test needs values in random order.
         scores.sort(key=lambda each: hashlib.sha256(each.unit.encode()).digest())
     result = accuracy(scores, rule, _guessing(pairs), fixed=not adaptive)
     lost, gained = result.flips
@@ -258,15 +258,15 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
 
 
 def _decide_perplexity(pairs: Sequence[ItemPair], rule: Rule) -> ComparedTask:
-    """Decide by the log-likelihoods of the same documents: a pass needs a perplexity within the margin either way.
+    """Decide by log-likelihoods of the same documents: to pass, the perplexity must be within the margin in both directions.
 
-    The logarithm of B's perplexity over A's is the sum of what the log-likelihoods lost, over the units. A ratio r of it is tested
-    as one of lengths is (Fieller; `assay.harness.judge.answer_lengths`): the mean of ``lost - log(r) * units`` over the documents
-    is 0. A perplexity that fell by more than the margin is of another model, or of one that sees what it is to predict.
+    log(B's perplexity / A's) is the sum of the losses in log-likelihood divided by the units. A ratio r is tested as a ratio of
+    lengths is (Fieller; `assay.harness.judge.answer_lengths`): the mean of ``lost - log(r) * units`` over the documents is 0. If
+    the perplexity fell by more than the margin, the model is a different one, or it sees the tokens that it should predict.
 
-    Of 300 simulated sets of 20 or 62 documents (log-normal lengths, ratios that scatter by .5 to 5 %) on the margin, 6 to 9 % are
-    called a regression at a level of 5 %, and 1 to 9 % pass; of 8 documents 11 % are one, so fewer than 20 decide nothing. Equal
-    models pass in 92 % (20 documents) and 99 % (62) where ratios scatter by 2 %; a ratio of 1.35 is always a regression.
+    Of 300 simulated sets of 20 or 62 documents (log-normal lengths, ratios that scatter by .5 to 5 %) at the margin, 6 to 9 % are
+    called a regression at a level of 5 %, and 1 to 9 % pass. With 8 documents it is 11 %, so fewer than 20 decide nothing. Equal
+    models pass in 92 % (20 documents) and 99 % (62) if ratios scatter by 2 %; a ratio of 1.35 is always a regression.
     """
     n, limit = len(pairs), math.log1p(rule.margin)
     before, after = (np.array([side.loglikelihood for side in each], np.float64) for each in zip(*pairs, strict=True))
@@ -297,18 +297,18 @@ def _decide_perplexity(pairs: Sequence[ItemPair], rule: Rule) -> ComparedTask:
 
 
 def _decide_unpaired(pairing: Pairing, rule: Rule) -> ComparedTask:
-    """Compare two scores of which no answers can be paired: a regression if it is the same question, or no verdict.
+    """Compare two scores whose answers cannot be paired. The verdict is a regression (for the same question) or inconclusive.
 
-    The difference of two independent means has a normal interval; that of two shares is the one of Agresti and Caffo, which adds a
-    right and a wrong answer to each (The American Statistician 54, 280-288 (2000)). Both sides were asked the same questions, so
-    the interval is wider than it needs to be: what it shows holds, and a pass needs pairs. Of 4,000 simulated results with a loss
-    of the margin, each of 20 to 1,000 questions, at most 5.4 % were called a regression at a level of 5 % where the answers are
-    independent, and at most 0.2 % where they are to the same questions.
+    The difference of two independent means has a normal interval. For two shares, the interval is Agresti and Caffo's, which adds
+    one right and one wrong answer to each (The American Statistician 54, 280-288 (2000)). Since both sides were asked the same
+    questions, the interval is conservative: its findings hold, but a pass needs pairs. Of 4,000 simulated results with a loss
+    equal to the margin, each with 20 to 1,000 questions, at most 5.4 % were called a regression at a level of 5 % with independent
+    answers, and at most 0.2 % with answers to the same questions.
     """
     before, after, higher = pairing.a.score, pairing.b.score, pairing.higher_is_better
     if before is None or after is None:
         return ComparedTask(task="", verdict="inconclusive", why=(state("nothing-compared"),), test="unpaired")
-    # Scores above 1, such as of BLEU, are in points already.
+    # Scores above 1, such as BLEU, are in points already.
     margin = rule.margin * (100 if max(abs(before.value), abs(after.value)) > 1 else 1)
     sign = -1 if higher is False else 1
     of_a, of_b = _moments(before), _moments(after)
@@ -332,7 +332,7 @@ def _decide_unpaired(pairing: Pairing, rule: Rule) -> ComparedTask:
 
 
 def _moments(score: StatedScore) -> tuple[float, float] | None:
-    """Return the mean of a score and its variance; None where no standard error, or none but 0 of unknown many, is stated."""
+    """Return a score's mean and variance, or None if its standard error is missing, or is 0 for an unknown number of questions."""
     value, error, n = score.value, score.error, score.questions
     if error is None:
         return None

@@ -1,4 +1,4 @@
-"""Finds the reader that takes a file: by its content, never by its name alone."""
+"""Finds the reader for a file, by the file's content and never by its name alone."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from assay.harness.verdict import Verdict
 
 READERS: tuple[FormatReader, ...] = (
     assay_run.READER, lm_eval.READER, inspect_ai.READER, simple_evals.READER, tensor_files.READER, sglang_log.READER,
-    # Traces and printed tables come behind logs: a log that an engine's trace or a table was printed into is a log.
+    # Traces and printed tables come after logs: a log that contains an engine's trace or a table is still a log.
     mlc_trace.READER, sglang_log.TABLE,
 )  # fmt: skip
-"""In the order in which they are asked."""
+"""All readers, in the order in which they are tried."""
 
 
 def _taker(source: SourceFile, compared: bool = False) -> FormatReader | None:
-    """Return the reader that takes a file, for `compare` if `compared`; None if none does."""
+    """Return the first reader that recognises a file (with `compared`, only readers for `compare`), or None."""
     takers = (reader for reader in READERS if reader.compared or not compared)
     return next((reader for reader in takers if reader.recognises(source)), None)
 
@@ -46,14 +46,14 @@ def _taker(source: SourceFile, compared: bool = False) -> FormatReader | None:
 def ingest(
     files: str | Path | Sequence[str | Path], damaged: Callable[[AssayError], None] = lambda _: None
 ) -> IngestResult:
-    """Read logs, results, traces or tensors of other tools, and conclude what follows from them.
+    """Read other tools' logs, results, traces or tensors, and draw conclusions from them.
 
     Args:
         files: a file or folder, or several.
-        damaged: receives the reason why a file could not be read, beside the document that states it.
+        damaged: called with the reason why a file could not be read; its document also states the reason.
 
     Raises:
-        UsageError: there is no such file, or none was given.
+        UsageError: a file does not exist, or no file was given.
     """
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     if not paths:
@@ -69,7 +69,7 @@ def ingest(
 
 def _read(path: Path, damaged: Callable[[AssayError], None]) -> FileDocument:
     if not path.exists():
-        SourceFile.of(path)  # says so: a missing file is wrong use, and a damaged one is a document
+        SourceFile.of(path)  # raises: a missing file is wrong usage, whereas a damaged one gets a document
     source, reader = SourceFile(path, b""), None
     try:
         source = SourceFile.of(path)
@@ -88,7 +88,7 @@ def _read(path: Path, damaged: Callable[[AssayError], None]) -> FileDocument:
 
 
 def _verdict(documents: Iterable[FileDocument]) -> Verdict:
-    """Return no pass: a log cannot prove one, since what it does not state may be wrong."""
+    """Return "regression" or "inconclusive". A log cannot prove a pass, because it does not state everything."""
     wrong = any(finding.severity == "serious" for document in documents for finding in document.findings)
     return "regression" if wrong else "inconclusive"
 
@@ -104,16 +104,16 @@ def compare(
     """Compare two results, runs, files of tensors or traces: is B as good as A, or equal to it?
 
     Args:
-        a: the accepted result: file or folder, or ``FILE::RUN`` for one run of several: its number, or a part of its name.
-        b: the new one; None for the second of two runs that `a` holds.
-        margin: largest loss of the mean score that passes, for answers, as a fraction.
-        tensors: how tensors are compared; by default by what rounding to their dtype explains.
-        metric: which score counts, for the tools that write several.
+        a: the accepted result: a file or folder, or ``FILE::RUN`` to select a run by its number or a part of its name.
+        b: the new result, or None for the second of two runs in `a`.
+        margin: for answers, the largest loss of the mean score that passes, as a fraction.
+        tensors: how to compare tensors; by default, within rounding to their dtype.
+        metric: which score counts, for tools that write several.
         reproduce: the command.
 
     Raises:
-        UsageError: a path holds nothing that can be compared, both are the same, or they hold different things.
-        EvidenceError: one of them is damaged.
+        UsageError: a path holds nothing comparable, both paths are the same, or they hold different kinds of results.
+        EvidenceError: a result is damaged.
     """
     if not 0 < margin <= WIDEST_MARGIN:
         raise UsageError(
@@ -131,7 +131,7 @@ def compare(
         reader, other = map(_reader_of, sources)
         if reader.id != other.id:
             raise UsageError(
-                f"{a} is of {reader.title}, and {b} is of {other.title}: they do not name things alike.",
+                f"{a} is of {reader.title}, but {b} is of {other.title}: their names do not correspond.",
                 "two results of one tool", "run the same tool on both",
             )  # fmt: skip
         both = [reader.results(source, metric) if reader.results else ReadResults(source) for source in sources]
@@ -156,7 +156,7 @@ def compare(
 
 
 def _named_run(path: str | Path) -> tuple[Path, str]:
-    """Split ``FILE::RUN``; RUN is empty where it is not named."""
+    """Split ``FILE::RUN`` into the file and RUN, which may be empty."""
     file, colons, run = str(path).rpartition("::")
     return (Path(file), run) if colons and not Path(path).exists() else (Path(path), "")
 
@@ -166,11 +166,11 @@ def _runs(made: ReadResults) -> list[str]:
 
 
 def _take_run(side: ReadResults, named: str) -> None:
-    """Keep the scores of one run of several; the run of a file that holds one has no name.
+    """Keep the scores of the named run only. A single run in a file has no name.
 
     Raises:
-        UsageError: the file holds several, and `named` is not one of them.
-        EvidenceError: the run has two values of one score.
+        UsageError: the file holds several runs, and `named` does not select exactly one.
+        EvidenceError: the run has two values of the same score.
     """
     path, runs = side.source.path, _runs(side)
     matching = runs
@@ -198,5 +198,5 @@ def _reader_of(source: SourceFile) -> FormatReader:
     raise UsageError(
         f"{source.path} is not recognised as something to compare{f': it is of {other.title}' if other else ''}.",
         f"one of: {', '.join(reader.title for reader in READERS if reader.compared)}",
-        "name a file, or the output folder of the tool",
+        "name a file, or the tool's output folder",
     )

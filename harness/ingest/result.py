@@ -1,4 +1,4 @@
-"""The result of reading other tools' files, and what follows from it."""
+"""The records that result from reading other tools' files."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from assay.harness.ingest.result_set import ReadResults
 
 UNKNOWN = "unknown"
-"""Format of a file that no reader takes."""
+"""Format of a file that no reader recognises."""
 MAX_TRACKS, MAX_COLUMNS = 16, 160
-"""Most tracks and columns of a timeline, so that a picture of 100,000 lines stays below 2 MB."""
+"""Most tracks and columns in a timeline, so that the picture of a trace of 100,000 lines stays below 2 MB."""
 NOTHING, POLLED, TENTHS = ".", "o", "123456789"
-"""Cells of a timeline: nothing happened; an action was polled and computed nothing; it computed something, in up to a ninth of the
+"""Cells of a timeline: nothing happened; an action was polled but computed nothing; it computed something in up to a ninth of the
 segments ("1") to all of them ("9")."""
 
 
 class Excerpt(Part):
     """Some lines of a file, quoted. The text comes from outside: never trust it."""
 
-    first: int = Field(description="number of the first line, from 1")
+    first: int = Field(description="number of the first line, counted from 1")
     last: int
-    text: str = Field(description="the first of them, clipped")
+    text: str = Field(description="the first line, clipped")
 
 
 @dataclass
 class CitedLines:
-    """Lines that state the same: how many, the first and the last, and the text of the first.
+    """Lines that state the same thing: their count, the first and last line number, and the first line's text.
 
     Attributes:
-        first: its number; 0 while there is none.
+        first: the first line's number, or 0 while there is none.
     """
 
     count: int = 0
@@ -55,7 +55,7 @@ class CitedLines:
         return cls(1, number, number, text)
 
     def see(self, number: int, text: str) -> None:
-        """Count one more."""
+        """Count another line."""
         if not self.count:
             self.first, self.text = number, text
         self.count += 1
@@ -68,18 +68,18 @@ class CitedLines:
 
 
 class FileRead(Part):
-    """One file: how much of it was understood. Nothing is dropped in silence: read + unread = lines."""
+    """How much of a file was understood. Nothing is silently dropped: read + unread = lines."""
 
     path: str
-    format: str = Field(description='id of the reader, such as "sglang-log"; "unknown" where none took it')
+    format: str = Field(description='id of the reader, such as "sglang-log"; "unknown" if no reader recognised it')
     title: str = Field(description='such as "SGLang server log with pytest output"')
     bytes: int
     sha256: str = Field(description="empty for a folder")
-    unit: str = Field("line", description='what is counted: "line", "record", "tensor", "event"')
+    unit: str = Field("line", description='unit of the counts: "line", "record", "tensor", "event"')
     lines: int = Field(description="units in the file")
-    read: int = Field(description="units that were understood")
+    read: int = Field(description="units understood")
     unread: int = Field(description="the others")
-    excerpts: tuple[Excerpt, ...] = Field((), description="the first of the others")
+    excerpts: tuple[Excerpt, ...] = Field((), description="the first units that were not understood")
     notes: tuple[str, ...] = Field((), description='such as "3 lines are not UTF-8 (the first is line 12)"')
 
     @classmethod
@@ -87,7 +87,7 @@ class FileRead(Part):
         cls, source: SourceFile, format: str, title: str, read: int, unread: int, unit: str = "line",
         excerpts: Iterable[Excerpt] = (), notes: Iterable[str] = (),
     ) -> FileRead:  # fmt: skip
-        """Describe how much of a file or a folder was read, with its size and its hash."""
+        """Describe how much of a file or folder was read, with its size and hash."""
         return cls(
             path=str(source.path), format=format, title=title, bytes=source.size, unit=unit,
             sha256=file_hash(source.path) if source.path.is_file() else "",
@@ -96,7 +96,7 @@ class FileRead(Part):
 
 
 class Fact(Part):
-    """Something that a file states, with its lines."""
+    """A statement in a file, with its lines."""
 
     id: str
     title: str
@@ -105,7 +105,7 @@ class Fact(Part):
 
 
 class FactTable(Part):
-    """Facts of one kind, a row each."""
+    """Facts of one kind, one per row."""
 
     id: str
     title: str
@@ -119,15 +119,15 @@ class TimelineTrack(Part):
 
     name: str
     note: str = Field(description='such as "forks its sequence, 128 tokens"')
-    lanes: dict[str, str] = Field(description="by action, a character for each column: NOTHING, POLLED or of TENTHS")
+    lanes: dict[str, str] = Field(description="by action, one character per column: NOTHING, POLLED or one of TENTHS")
 
 
 class Timeline(Part):
-    """The segments of an engine's requests, by action, bounded in size."""
+    """The segments of an engine's requests by action, limited in size."""
 
-    segments: int = Field(description="of the longest request; a column is one of them, or several")
+    segments: int = Field(description="of the longest request; each column stands for one or more")
     tracks: tuple[TimelineTrack, ...] = Field(max_length=MAX_TRACKS)
-    left_out: int = Field(0, description="requests that are not shown")
+    left_out: int = Field(0, description="requests not shown")
 
 
 class FileDocument(Part):
@@ -138,13 +138,13 @@ class FileDocument(Part):
     tables: tuple[FactTable, ...] = ()
     findings: tuple[CitedFinding, ...] = ()
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the file only suggests")
-    timeline: Timeline | None = Field(None, description="of an engine's trace; null for other files")
+    timeline: Timeline | None = Field(None, description="for engine traces; null for other files")
 
 
 class CitedFinding(Finding):
-    """A finding that follows from the file alone, with the lines that it follows from."""
+    """A finding that follows from the file alone, with the lines that support it."""
 
-    explained: ClassVar[bool] = False  # a log is no kernel
+    explained: ClassVar[bool] = False  # a log is not a kernel
 
     cites: tuple[Excerpt, ...] = ()
 
@@ -154,15 +154,15 @@ class FormatReader:
     """A reader of one format: file in, facts out.
 
     Attributes:
-        id: of the format, kebab-case and stable.
-        title: for people.
-        recognises: returns True if the file is of this format, from `SourceFile.head`, or from the names in a folder.
-        read: reads all of it.
-        results: reads all results, for `assay compare`; None for what holds none. The second argument is the score that counts, for
-            the tools that write several; empty for the first. Raises EvidenceError if the file is damaged, and UsageError if no
-            score has that name.
-        steps: reads a trace, for `assay compare`; None for what is none.
-        compared: whether `assay compare` takes two of them.
+        id: the format's stable id, in kebab-case.
+        title: the format's name for people.
+        recognises: returns True if the file is in this format, judging by `SourceFile.head` or the names in a folder.
+        read: reads the whole file.
+        results: reads all results for `assay compare`, or None if the format holds no results. The second argument names the score
+            that counts, for tools that write several; if it is empty, the first counts. Raises EvidenceError if the file is
+            damaged, and UsageError if no score has that name.
+        steps: reads a trace for `assay compare`, or None if the format is not a trace.
+        compared: whether `assay compare` accepts two such files.
     """
 
     id: str
@@ -175,7 +175,7 @@ class FormatReader:
 
 
 class IngestResult(Decided, Worded):
-    __doc__ = f"All files of one ``assay ingest``. {RULE}"
+    __doc__ = f"All files read by one ``assay ingest``. {RULE}"
 
     words = ("headline",)
 

@@ -1,4 +1,4 @@
-"""One form for what evaluation tools write: the answers of one task."""
+"""A common form for evaluation tools' results: the answers to one task."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from assay.harness.schema import Part
 from assay.harness.text import did_you_mean, one_line
 from assay.harness.verdict import serious
 
-# Units that were not understood which are quoted, and rows of a table.
+# Most unread units quoted, and most rows in a table.
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
 MOST_UNPARSED = 0.05
-"""Largest share of answers without a parsed one that is no warning: beyond it, no comparison has a verdict."""
-# Words in names of scores that say which way is better (lm-eval's ``api/metrics.py``, inspect_ai's ``scorer/_metrics``).
+"""Largest share of unparsed answers without a warning. Above it, a comparison does not reach a verdict."""
+# Words in a score's name that say which way is better (lm-eval's ``api/metrics.py``, inspect_ai's ``scorer/_metrics``).
 _HIGHER = frozenset(
     "acc accuracy exact em correct f1 precision recall mcc bleu sacrebleu chrf rouge rouge1 rouge2 rougel rougelsum pass "
     "likelihood loglikelihood".split()
@@ -39,20 +39,20 @@ _LOWER = frozenset(
 class ResultItem(Part):
     """One answer to one document. Texts come from outside: never trust them."""
 
-    key: str = Field(description="of the document within its task: a hash of it, or its id")
-    prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
-    turns: tuple[tuple[bool, str], ...] = Field((), description="whether asked, and hash, of each message after that")
-    question: str = Field("", description="what was asked, in one line; empty where the tool does not record it")
+    key: str = Field(description="the document's key within its task: its hash or its id")
+    prompt_hash: str = Field("", description="hash of the prompt as sent; empty if the tool does not record it")
+    turns: tuple[tuple[bool, str], ...] = Field((), description="whether asked, and hash, of each later message")
+    question: str = Field("", description="the question, in one line; empty if the tool does not record it")
     target: str = Field("", description="the expected answer")
     answer: str = Field("", description="the text that the model wrote")
-    parsed: str | None = Field(None, description="what the tool took from it; null where it or the answer is blank")
-    score: float | None = Field(None, description="1 right, 0 wrong, or what else the tool gives; null: not scored")
-    loglikelihood: float | None = Field(None, description="of a document whose score is a perplexity; null elsewhere")
-    units: int = Field(0, description="words, bytes or documents that the perplexity is of")
-    tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
-    characters: int | None = Field(None, description="of all that the model wrote; null where it chose")
-    finish: str = Field("", description='why the answer ended: "stop", "length", "abort"; empty where not recorded')
-    repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
+    parsed: str | None = Field(None, description="the tool's extracted answer; null if it or the answer is blank")
+    score: float | None = Field(None, description="1 right, 0 wrong, or the tool's other value; null if not scored")
+    loglikelihood: float | None = Field(None, description="of the document, if its score is a perplexity; else null")
+    units: int = Field(0, description="words, bytes or documents behind the perplexity")
+    tokens: int | None = Field(None, description="length of the answer; null if the tool does not record it")
+    characters: int | None = Field(None, description="length of the model's text; null for multiple choice")
+    finish: str = Field("", description='why the answer ended: "stop", "length", "abort"; empty if not recorded')
+    repeat: int = Field(0, description="0 for the first answer to a document, then 1, 2, ...")
 
     @field_validator("target", "answer", mode="before")
     @classmethod
@@ -76,44 +76,41 @@ class ResultItem(Part):
 
 
 class StatedScore(Part):
-    """A score that a tool summed up itself."""
+    """A total score that the tool itself computed."""
 
     value: float
-    error: float | None = Field(None, description="its standard error; null where the tool does not state it")
-    questions: int = Field(0, description="how many it is of; 0 where the tool does not state it")
+    error: float | None = Field(None, description="standard error; null if the tool does not state it")
+    questions: int = Field(0, description="number of questions; 0 if the tool does not state it")
 
 
 class ResultSet(Part):
-    """One score of one task that one tool ran.
-
-    What is not known is empty: a comparison treats it as unknown, never as equal.
-    """
+    """One score of one task, from one tool. Unknown fields are empty; a comparison never treats them as equal."""
 
     tool: str
     version: str = ""
-    run: str = Field("", description="which run of a file with several it is of")
+    run: str = Field("", description="the run, if the file has several")
     task: str
-    metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
-    asked: Asked = Field(default_factory=Asked, description="what was asked, and of what")
-    settings: dict[str, str] = Field({}, description="what else the tool states of the run, for people")
+    metric: str = Field("", description='name of the score, such as "exact_match,strict-match"')
+    asked: Asked = Field(default_factory=Asked, description="task, settings and server")
+    settings: dict[str, str] = Field({}, description="other facts that the tool states about the run, for people")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
-    higher_is_better: bool | None = Field(None, description="null where neither the tool nor a name tells")
-    stated: StatedScore | None = Field(None, description="what the tool summed up itself")
+    higher_is_better: bool | None = Field(None, description="null if neither the tool nor a name says")
+    stated: StatedScore | None = Field(None, description="the total that the tool itself computed")
     items: tuple[ResultItem, ...] = ()
 
     @property
     def model(self) -> str:
-        """The model, as the tool names it."""
+        """The tool's name for the model."""
         return self.asked.served.get("model", "")
 
     @property
     def top(self) -> int:
-        """The best score of a document: 1, or 100 where some are above 1, such as of ROUGE."""
+        """The best possible score of a document: 1, or 100 if some scores exceed 1, as for ROUGE."""
         return 100 if max(self.scores, default=0) > 1 else 1
 
     @property
     def accuracy(self) -> float | None:
-        """Mean score of the items that have one, or their perplexity."""
+        """Mean score of the scored items, or their perplexity."""
         if self.scores:
             return sum(self.scores) / len(self.scores)
         known = [(item.loglikelihood, item.units) for item in self.items if item.loglikelihood is not None]
@@ -121,7 +118,7 @@ class ResultSet(Part):
 
     @property
     def scores(self) -> list[float]:
-        """Scores of the items that have one."""
+        """Scores of the scored items."""
         return [item.score for item in self.items if item.score is not None]
 
     @property
@@ -131,7 +128,7 @@ class ResultSet(Part):
 
     @property
     def score(self) -> StatedScore | None:
-        """The mean of the items with its standard error, or what was stated where there are none."""
+        """The items' mean and standard error, or the stated score if there are no items."""
         n = len(self.scores)
         if n < 2:
             return self.stated
@@ -140,9 +137,9 @@ class ResultSet(Part):
         )
 
     def incomplete(self) -> CitedFinding | None:
-        """Find that the score is of fewer answers than were asked for; None where it is of all, and each was parsed.
+        """Find that the score covers fewer answers than requested, or return None if it covers all and each was parsed.
 
-        Failed, skipped and unparsed answers may be right or wrong, so the score of what was asked lies between two.
+        Failed, skipped and unparsed answers may be right or wrong, so the true score lies between two bounds.
         """
         lacking = {
             "failed": sum(item.score is None for item in self.items),
@@ -156,7 +153,7 @@ class ResultSet(Part):
         low, high = sum(self.scores) / of, (sum(self.scores) + self.top * sum(lacking.values())) / of
         serious = lacking["failed"] or lacking["skipped"] or lacking["unparsed"] > MOST_UNPARSED * of
         return CitedFinding(
-            id="score-incomplete", title="Score of fewer answers than were asked for", severity="warning" if serious else "info",
+            id="score-incomplete", title="Score covers fewer answers than requested", severity="warning" if serious else "info",
             where=self.name, reproduce="",
             diagnosis=f"{self.accuracy:.4f} of {len(self.scores):,}; {named}: between {low:.4f} and {high:.4f} of {of:,}.",
         )  # fmt: skip
@@ -164,16 +161,16 @@ class ResultSet(Part):
 
 @dataclass
 class ReadResults:
-    """What a reader read of a file, counted unit by unit.
+    """A reader's results from one file, counted unit by unit.
 
     Attributes:
         source: the file.
-        unit: what is counted.
-        read: units that were understood.
-        unread: the others, with what is wrong with each: `refuse` fills them.
-        notes: what a person must know to trust the numbers.
-        findings: what is wrong by itself.
-        run: which of its runs is compared.
+        unit: the counted unit.
+        read: number of units understood.
+        unread: number of other units, which `refuse` counts and quotes.
+        notes: caveats that a person must know to trust the numbers.
+        findings: faults that the file shows by itself.
+        run: the run that is compared.
     """
 
     source: SourceFile
@@ -192,17 +189,17 @@ class ReadResults:
         return {result_set.name: result_set for result_set in self.sets}
 
     def refuse(self, number: int, text: str) -> None:
-        """Count a unit that was not understood. `number` is its line, or its place from 1."""
+        """Count a unit that was not understood. `number` is its line, or its position from 1."""
         self.unread += 1
         if len(self.excerpts) < _MOST_EXCERPTS:
             self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
 
     def file(self, format: str, title: str) -> FileRead:
-        """Describe how much of the file was understood, under this id and title of a format."""
+        """Describe how much of the file was understood, under a format's id and title."""
         return FileRead.of(self.source, format, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
 
     def compared(self, reader: FormatReader) -> FileRead:
-        """Describe the file as one side of a comparison: by the tool and the model, and of how many answers a score is."""
+        """Describe the file as one side of a comparison: the tool, the model, and the number of answers behind a score."""
         about = next((f"{of.tool} {of.version} {of.model}".split() for of in self.sets), [reader.title])
         file = self.file(reader.id, " ".join(about))
         fewer = [
@@ -212,31 +209,31 @@ class ReadResults:
 
 
 def perplexity(loglikelihood: float, units: float) -> float:
-    """Compute the perplexity of texts of so many units; one that no float holds is 1e300."""
+    """Compute the perplexity of texts with `units` units in total. On overflow it is 1e300."""
     return math.exp(min(-loglikelihood / units, math.log(1e300)))
 
 
 def better_if_higher(*names: str) -> bool | None:
-    """Return which way a score is better by the words in its names; None where they say neither, or both."""
+    """Return True if a score is better when higher, judging by words in its names, or None if they say neither or both."""
     words = {word for name in names for word in re.split(r"[^a-z0-9]+", name.lower())}
     higher, lower = not words.isdisjoint(_HIGHER), not words.isdisjoint(_LOWER)
     return None if higher == lower else higher
 
 
 def number(value: object) -> float | None:
-    """Return a finite number; None for anything else, such as "N/A"."""
+    """Return a finite number, or None for anything else, such as "N/A"."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def at(document: Any, *keys: str) -> Any:
-    """Return what JSON has under some keys; None where one of them is missing."""
+    """Return the JSON value under nested keys, or None if a key is missing."""
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     return document
 
 
 def of_metric(path: Path, what: str, known: Sequence[str], wanted: str) -> UsageError:
-    """Make the error that --metric names none of the scores that a file has."""
+    """Make the error for a --metric that a file does not have."""
     return UsageError(
         f"{path} has no {what} {wanted!r}.",
         f"one of {', '.join(known)}" if known else "a file with scores of its samples",
@@ -245,10 +242,10 @@ def of_metric(path: Path, what: str, known: Sequence[str], wanted: str) -> Usage
 
 
 def json_object(data: bytes | str, where: str) -> dict[str, Any]:
-    """Parse an object. NaN is admitted, which some tools write.
+    """Parse a JSON object. NaN is allowed, because some tools write it.
 
     Raises:
-        EvidenceError: it is damaged, or no object.
+        EvidenceError: the JSON is damaged, or is not an object.
     """
     try:
         document = json.loads(data)
@@ -260,16 +257,16 @@ def json_object(data: bytes | str, where: str) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the object in a file; empty if there is no such file.
+    """Read the JSON object in a file, or return an empty one if the file does not exist.
 
     Raises:
-        EvidenceError: it is damaged, or no object.
+        EvidenceError: the JSON is damaged, or is not an object.
     """
     return json_object(whole_file(path), str(path)) if path.is_file() else {}
 
 
 def warning(id: str, title: str, where: str, diagnosis: str) -> CitedFinding:
-    """Make the finding of something that a tool states against its own scores: `compare` then has no pass."""
+    """Make a finding from a tool's own doubt about its scores. `compare` then cannot pass."""
     return CitedFinding(id=id, title=title, severity="warning", where=where, diagnosis=diagnosis, reproduce="")
 
 
@@ -287,7 +284,7 @@ def results_reader(
     *,
     extend: Callable[[SourceFile, FileDocument], FileDocument] = lambda _, document: document,
 ) -> FormatReader:
-    """Make a reader whose document follows from its results. `extend` adds to the document what only this format has."""
+    """Make a reader whose document is built from its results. `extend` adds content specific to the format."""
 
     def read(source: SourceFile) -> FileDocument:
         reading = results(source, "")

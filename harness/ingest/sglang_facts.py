@@ -1,4 +1,4 @@
-"""The facts of a log, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded."""
+"""The facts in a log, counted while the log streams by. Only lists of rare lines grow with the log, and they are bounded."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from assay.harness.ingest.lm_eval import PrintedTables
 from assay.harness.ingest.result import CitedLines
 from assay.harness.tracebacks import Traceback
 
-# Kinds of notices that are kept: a log of any length has few, unless each has a text of its own.
+# Most distinct notices kept. Even a long log has few, unless every notice has a different text.
 _KEPT = 10_000
 _THROUGHPUT = re.compile(r"gen throughput \(token/s\): ([\d.]+)(?=,|$)")
-# Sequences in a batch, or answers with none between them, that make a wave.
+# Fewest sequences in a batch, or answers without a batch between them, that count as a wave.
 _WAVE = 4
-# SGLang's default of ``decode_log_interval``.
+# SGLang's default ``decode_log_interval``.
 _INTERVAL = 40
 
 
 @dataclass
 class Server:
-    """A server, or an offline engine, from the line with its arguments to that of the next one.
+    """A server, or an offline engine, from the line with its arguments to the next such line.
 
     Attributes:
-        arguments: as text; empty if the log does not have them.
+        arguments: the arguments as text, or empty if the log does not have them.
         whole: whether the list of arguments is complete.
         test: index of the test in which it started, or -1.
         decode_steps: lines of decode batches x ``decode_log_interval``.
-        decode_tokens: the sum of running requests x ``decode_log_interval`` over them.
-        bursts: requests that were answered with no batch between them, and the decode steps between the last wave of prefills
-            (4 sequences or more) and the first of these answers, as far as the lines of decode batches tell: a multiple of
+        decode_tokens: the sum of running requests x ``decode_log_interval`` over these lines.
+        bursts: requests answered with no batch between them, and the decode steps from the last wave of prefills (4 sequences or
+            more) to the first of these answers. Lines of decode batches give the steps, so they are a multiple of
             ``decode_log_interval``.
-        facts: numbers from its start, by a stable name: text and where.
+        facts: numbers from its start, by a stable name: the text and the lines.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Server:
 
     @property
     def backend(self) -> str:
-        """Its attention backend; "?" if the log does not state it."""
+        """Its attention backend, or "?" if the log does not state it."""
         return self.arguments.get("attention_backend", "?").strip("'\"")
 
     def prefill(self, number: int, text: str, sequences: int, new: int, cached: int) -> None:
@@ -77,7 +77,7 @@ class Server:
             self._wave = self.decode_steps
 
     def decode(self, number: int, text: str, running: int) -> None:
-        """Count the decode batches that one line stands for."""
+        """Count the decode batches that a line stands for."""
         given = self.arguments.get("decode_log_interval", "")
         interval = int(given) if given.isdecimal() else _INTERVAL
         self.close()
@@ -105,7 +105,7 @@ class Server:
 
 @dataclass
 class Test:
-    """A test: outcome in lower case (empty while unknown), first and last time in the log."""
+    """A test: its outcome in lower case (empty while unknown), and its first and last time in the log."""
 
     id: str
     line: int
@@ -117,7 +117,7 @@ class Test:
 
 @dataclass(frozen=True)
 class LogMetric:
-    """A number with a name: a ``[METRIC]`` line, or a line such as "Score: 0.125"."""
+    """A named number: a ``[METRIC]`` line, or a line such as "Score: 0.125"."""
 
     name: str
     value: float
@@ -127,17 +127,17 @@ class LogMetric:
 
 @dataclass
 class Log:
-    """All that was read of one log.
+    """All facts read from a log.
 
     Attributes:
-        ids: index of a test by its id.
-        groups: scores by group, from one line, and the test.
-        bars: how far a progress bar came and in which line, by test, label and total.
-        blocks: tables of benchmarks: the title, and of each row name, value and line.
+        ids: index of each test by its id.
+        groups: the scores by group in a line, the line, and the test.
+        bars: a progress bar's last value and its line, by test, label and total.
+        blocks: benchmark tables: the title, and each row's name, value and line.
         notices: lines that may matter, by kind and text.
-        of_vllm: pieces of lines that vLLM logged.
+        of_vllm: number of pieces of lines that vLLM logged.
         printed: tables of scores that lm-eval printed.
-        disordered: times that are earlier than the one before, by more than two seconds.
+        disordered: lines whose time is more than two seconds earlier than the one before.
     """
 
     lines: int = 0
@@ -163,7 +163,7 @@ class Log:
     answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))
 
     def name_of(self, test: int, outside: str = "the log") -> str:
-        """Return the name of a test by its index; -1 is outside of all tests."""
+        """Return the name of a test by its index. The index -1 stands for lines outside all tests."""
         return self.tests[test].id.rpartition("::")[2] if test >= 0 else outside
 
     def failed(self, test: int) -> bool:
@@ -181,17 +181,17 @@ _TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\
 # attention_backend='triton'    or    'attention_backend': 'triton'
 _NAME = re.compile(r"""\s*(?:(\w+)=|'(\w+)':\s)""")
 PER_SERVER = frozenset({"random_seed", "port", "nccl_port", "dist_init_addr", "mem_fraction_static", "host"})
-"""Arguments that differ between any two servers: chosen at random, by the machine's free memory, or to be out of the way."""
+"""Arguments that differ between any two servers: random ones, ones that depend on free memory, and addresses."""
 
 
 def parse_arguments(text: str) -> tuple[dict[str, str], bool]:
     """Split a list of arguments at its top-level commas.
 
     Args:
-        text: from behind the opening bracket on.
+        text: the text after the opening bracket.
 
     Returns:
-        Values as they are written, by name, and whether the list ends. A value that is cut off is left out.
+        The values as written, by name, and whether the list is complete. A truncated value is left out.
     """
     arguments: dict[str, str] = {}
     start = depth = 0
@@ -207,7 +207,7 @@ def parse_arguments(text: str) -> tuple[dict[str, str], bool]:
 
 
 def differing_arguments(servers: list[dict[str, str]]) -> list[tuple[str, tuple[str, ...]]]:
-    """List the arguments that differ between servers, without `PER_SERVER`: the name, and each server's value, or "not stated"."""
+    """List the arguments that differ between servers, except `PER_SERVER`: the name, and each server's value or "not stated"."""
     names = dict.fromkeys(name for server in servers for name in server if name not in PER_SERVER)
     rows = [(name, tuple(server.get(name, "not stated") for server in servers)) for name in names]
     return [(name, values) for name, values in rows if any(a != b for a, b in pairwise(values))]

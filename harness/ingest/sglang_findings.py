@@ -1,4 +1,4 @@
-"""Findings from a log alone. Each cites the lines that it follows from, and states no more than they do."""
+"""Findings from a log alone. Each cites its supporting lines, and claims no more than they say."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from assay.harness.tracebacks import HEADER, Traceback
 from assay.harness.verdict import Severity
 
 _SAFE = re.compile(r"\w[\w./:@+-]*")
-# Share of prompt tokens from the prefix cache up to which a test had almost none.
+# Largest share of prompt tokens from the prefix cache that counts as almost none.
 _LITTLE = 0.05
-# Backends that must hand decode to another one, and why.
+# Backends that must leave decode to another backend, and the reason.
 _NO_DECODE_KERNEL = {"sage_attn": "SageAttention 1.0.6 has no kernel that reads a paged KV cache"}
-# Findings by id, but for `guessing.below_guessing`: the worst first.
+# Findings by id, worst first, except those of `guessing.below_guessing`.
 _TITLES: dict[str, tuple[Severity, str]] = {
     "score-below-bound": ("serious", "Score below the bound that the test sets"),
     "crash": ("warning", "A process crashed"),
     "test-failed": ("warning", "A test failed"),
     "answers-invalid": ("warning", "Answers that could not be parsed"),
     "answers-unparsed": ("warning", "Answers that could not be parsed, suspected"),
-    "accuracy-warned": ("warning", "The engine warns of its accuracy"),
+    "accuracy-warned": ("warning", "The engine warns about its accuracy"),
     "requests-failed": ("warning", "Requests without an answer"),
     "runaway-generations": ("warning", "Generations that never end"),
     "prefix-untested": ("warning", "Only the failing test reuses a prefix"),
@@ -49,19 +49,19 @@ _ASSERTED = (
     re.compile(rf"(?<![\d.]){_VALUE} not greater than(?: or equal to)? (?P<bound>{NUMBER})"),
     re.compile(rf"assert {_VALUE} >=? (?P<bound>{NUMBER})"),
 )
-# What follows from lines that may matter by themselves, by their kind.
+# Conclusion from a line that may matter by itself, by its kind.
 _NOTICES = {
     "accuracy-warned": "Compare it with a run without this setting.",
     "kernel-not-loaded": "Something was not loaded, so another implementation may have run.",
     "offline-retry": "Files came from the local cache: they were not checked for newer versions.",
-    "fallback": "Something else ran than was asked for.",
-    "crash": "Do not rely on what the log states about accuracy from there on.",
-    "retract": "The KV cache was full, and requests were computed again.",
+    "fallback": "Something other than the requested implementation ran.",
+    "crash": "Do not rely on the log's statements about accuracy after this line.",
+    "retract": "The KV cache was full, so requests were computed again.",
 }
 
 
 def findings(log: Log) -> list[CitedFinding]:
-    """List all findings, the worst first."""
+    """List all findings, worst first."""
     rules = (
         _below_guessing, _below_bound, _invalid, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused,
         _hidden_by_retry, _failed_otherwise, _notices, _errors,
@@ -70,16 +70,16 @@ def findings(log: Log) -> list[CitedFinding]:
 
 
 def badness(finding: CitedFinding) -> tuple[int, int]:
-    """Return the rank of a finding, lowest for the worst: by severity, then in the order of `_TITLES`."""
+    """Return a finding's rank, lowest for the worst: by severity, then in the order of `_TITLES`."""
     severities, ids = ("serious", "warning", "info"), ("score-below-guessing", *_TITLES)
     return severities.index(finding.severity), ids.index(finding.id) if finding.id in ids else len(ids)
 
 
 def next_steps(log: Log, cited: Iterable[CitedFinding]) -> tuple[str, ...]:
-    """List the commands that would prove what the log only suggests; none if it suggests nothing.
+    """List commands that would prove the log's suspicions, or nothing if it raises none.
 
-    Names come from the log, so they are used only if a shell takes them as they are. Where assay publishes a kernel that calls a
-    package as the backend does (``sage_attn_as_shipped``), that kernel stands for the backend; its ``sage_attn`` is corrected.
+    Names come from the log, so they are used only if they need no shell quoting. If assay publishes a kernel that calls a package
+    the way the backend does (``sage_attn_as_shipped``), that kernel stands in for the backend; its ``sage_attn`` is corrected.
     """
     candidate, reference, server = _roles(log)
     if server is None or not _SAFE.fullmatch(candidate) or all(item.severity == "info" for item in cited):
@@ -94,7 +94,7 @@ def next_steps(log: Log, cited: Iterable[CitedFinding]) -> tuple[str, ...]:
 
 
 def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites: Iterable[CitedLines]) -> CitedFinding:
-    """Make a finding without a command of its own, since the document has the next steps."""
+    """Make a finding without its own command, since the document lists the next steps."""
     severity, title = _TITLES[id]
     return CitedFinding(
         id=id, title=title, severity=severity, where=where, diagnosis=diagnosis, evidence=tuple(evidence), reproduce="",
@@ -103,12 +103,12 @@ def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites
 
 
 def cite(*places: CitedLines) -> tuple[Excerpt, ...]:
-    """Quote lines: a range where there are several of a kind."""
+    """Quote lines, as a range if there are several of a kind."""
     return tuple(lines.excerpt for lines in places if lines.count)
 
 
 def _outcome(log: Log, index: int) -> list[CitedLines]:
-    """Return the line with a test's outcome; nothing for what is outside of all tests."""
+    """Return the line with a test's outcome, or nothing outside all tests."""
     return [
         CitedLines.of(test.outcome_line, test.outcome.upper()) for test in log.tests[index : index + 1] if index >= 0
     ]
@@ -121,7 +121,7 @@ def _raised(trace: Traceback) -> CitedLines:
 def _scores(log: Log) -> Iterator[tuple[TaskScore, LogMetric]]:
     """Yield the scores of known evaluations: ``[METRIC] mmlu_score=0.125``.
 
-    The number of questions is the total of a progress bar, in the test, of which the score is a whole number.
+    The number of questions is the total of a progress bar in the test for which score x total is an integer.
     """
     for metric in log.metrics:
         name = metric.name.removesuffix("_score").removesuffix("_accuracy").lower()
@@ -137,7 +137,7 @@ def _scores(log: Log) -> Iterator[tuple[TaskScore, LogMetric]]:
 
 
 def _below_guessing(log: Log) -> Iterator[CitedFinding]:
-    """Yield a score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
+    """Yield a score that is below guessing, with its exact p-value. Scores without a number of questions are skipped."""
     scores = [*log.printed.scores()]
     for score, metric in _scores(log):
         same = (metric.test, metric.value)
@@ -153,10 +153,10 @@ def _below_guessing(log: Log) -> Iterator[CitedFinding]:
 
 
 def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, TaskScore, LogMetric, float]]:
-    """Yield the assertions that failed because of a score that the log also states: where, the score, and the bound."""
+    """Yield the assertions that failed because of a score in the log: the traceback, the score, its metric, and the bound."""
     for trace, test in log.traces:
         said = next(filter(None, (pattern.search(trace.exception) for pattern in _ASSERTED)), None)
-        # What is outside of all tests may have failed, and counts as failed.
+        # A traceback outside all tests counts as a failure, since nothing shows that it was not.
         if said and (test < 0 or log.failed(test)):
             value, bound = float(re.sub(r"np\.\w+\(|\)", "", said["value"])), float(said["bound"])
             scored = ((s, metric) for s, metric in _scores(log) if s.score == value <= bound and metric.test == test)
@@ -177,7 +177,7 @@ def _below_bound(log: Log) -> Iterator[CitedFinding]:
 
 
 def _invalid(log: Log) -> Iterator[CitedFinding]:
-    """Yield the share of answers that an evaluation itself calls invalid, which its accuracy counts as wrong."""
+    """Yield the share of answers that the evaluation itself calls invalid. Its accuracy counts them as wrong."""
     accuracy: dict[int, LogMetric] = {}
     for metric in log.metrics:
         if metric.name == "Accuracy":
@@ -192,10 +192,10 @@ def _invalid(log: Log) -> Iterator[CitedFinding]:
 
 
 def _unparsed(log: Log) -> Iterator[CitedFinding]:
-    """Yield missing answers, where a score is below guessing."""
+    """Yield suspected missing answers if a score is below guessing."""
     says = (
-        "A model that names any choice scores like guessing. Below it, answers are missing: cut off, or without a choice. "
-        "The log does not have the answers; the evaluation's results file does."
+        "A model that names any choice at all scores like guessing. Below that, answers are missing: cut off, or without a choice. "
+        "The answers are not in the log, but in the evaluation's results file."
     )
     for score, metric in _scores(log):
         count, right, guess = score.questions, score.right, GUESSING.get(score.task, 0.0)
@@ -203,7 +203,7 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
             continue
         endless = [burst for server in log.servers if server.test == metric.test for burst in _runaway(log, server)]
         ran = sum(answers.count for answers, _ in endless)
-        evidence = [f"{right} right answers are what guessing on {right / guess:.0f} questions gives, not on {count}"]
+        evidence = [f"guessing on {right / guess:.0f} questions, not {count}, would give {right} right answers"]
         if 0 < ran < count:
             rest = f"of the other {count - ran}, at most {right} are right ({right / (count - ran):.2f})"
             evidence.append(f"{ran} of {count} ran to the token limit; {rest}")
@@ -212,17 +212,17 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
 
 
 def _runaway(log: Log, server: Server) -> list[tuple[CitedLines, int]]:
-    """Find answers that ended together, as many steps after they began as an answer may have tokens."""
+    """Find answers that ended together after as many steps as an answer may have tokens."""
     limit = log.answer_limit[0]
     interval = server.decode_steps // server.decodes.count if server.decodes.count else 0
-    # A log of several processes shows nothing: nobody knows whose batches lie between.
+    # A log of several processes shows nothing: the batches in between may belong to any of them.
     if log.disordered.count or not limit or not interval:
         return []
     return [burst for burst in server.bursts if abs(burst[1] - limit) <= interval]
 
 
 def _runaways(log: Log) -> Iterator[CitedFinding]:
-    """Yield the answers that ran to the token limit, seen by when they ended."""
+    """Yield the answers that ran to the token limit, judging by when they ended."""
     limit, said = log.answer_limit
     for server in log.servers:
         bursts = _runaway(log, server)
@@ -230,7 +230,7 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
             continue
         timed = (metric for metric in log.metrics if metric.test == server.test)
         latencies = [metric for metric in timed if metric.name.endswith("_latency")][:1]
-        together = f"answers end together, {{}} decode steps after they began, of at most {limit}"
+        together = f"answers end together, {{}} decode steps after they began (limit: {limit})"
         evidence = [
             *(f"{answers.count} {together.format(steps)}" for answers, steps in bursts),
             f"about {server.decode_tokens / max(1, server.answered.count):,.0f} generated tokens per answered request",
@@ -243,7 +243,7 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
 
 
 def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
-    """Report that the test that failed reused prefixes, and those that passed did not."""
+    """Report that only the failing test reused prefixes."""
     tested = [server for server in log.servers if server.test >= 0 and server.prefills.count]
     failed = [server for server in tested if log.failed(server.test)]
     passed = [server for server in tested if log.tests[server.test].outcome == "passed"]
@@ -259,8 +259,8 @@ def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
         *(f"passed: {_cached(log, server)}" for server in passed),
     ]
     says = (
-        f"{percent(share)} of the prompt tokens of the failing test came from the prefix cache, and {percent(other)} of those of "
-        "the passing tests: what passed did not test attention over a cached prefix."
+        f"{percent(share)} of the failing test's prompt tokens came from the prefix cache, but only {percent(other)} of the "
+        "passing tests' tokens: the passing tests did not exercise attention over a cached prefix."
     )
     where = listed([log.name_of(index) for index in sorted({server.test for server in failed})])
     cites = [*(server.prefix_batches for server in failed), *(server.prefills for server in passed)]
@@ -278,7 +278,7 @@ def _cached(log: Log, server: Server) -> str:
 
 
 def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
-    """Report that no line states which kernel computed decode."""
+    """Report that the log does not state which kernel computed decode."""
     candidate, reference, server = _roles(log)
     own = [server for server in log.servers if server.backend == candidate and server.decodes.count]
     if log.disordered.count or server is None or not own:
@@ -288,7 +288,7 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     evidence += [_NO_DECODE_KERNEL[candidate]] if candidate in _NO_DECODE_KERNEL else []
     handed = server.arguments.get("decode_attention_backend", "None").strip("'")
     evidence.append(f"decode_attention_backend is {handed}")
-    # The memory of the reference's graphs of the same batches: equal memory, the same kernel.
+    # If the reference's graphs for the same batches take equal memory, the kernel is probably the same.
     batches, memory = server.facts.get("graph batches"), server.facts.get("graph memory")
     alike = [
         twin.facts.get("graph memory")
@@ -297,19 +297,19 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     ]
     same = alike[0] if memory and alike else None
     if memory and same and memory[0] == same[0]:
-        evidence.append(f"its decode graphs take the memory that those of {reference} take, {memory[0]}")
+        evidence.append(f"its decode graphs take as much memory as those of {reference}: {memory[0]}")
     rates = [rate for _, rows in log.blocks for name, rate, _ in rows if "utput token throughput" in name][:1]
-    said = f"that the log reports is of decode, so it may not be {candidate}'s"
+    said = f"that the log reports is for decode, so it may not be {candidate}'s"
     evidence += [f"the throughput of {rate} tok/s {said}" for rate in rates]
-    hands = f", and {candidate} must hand it to another backend." if candidate in _NO_DECODE_KERNEL else "."
-    says = f"No line states which kernel computed decode with {candidate}{hands}"
+    hands = f", which {candidate} must leave to another backend." if candidate in _NO_DECODE_KERNEL else "."
+    says = f"The log does not state which kernel computed decode with {candidate}{hands}"
     cites = [*(server.decodes for server in own), *(fact[1] for fact in (memory, same) if fact)]
     yield _finding("decode-not-shown", candidate, says, evidence, cites)
 
 
 def _roles(log: Log) -> tuple[str, str, Server | None]:
-    """Return the candidate and the reference, as far as the log tells, and a server of the candidate."""
-    # The candidate is the backend of a test that failed, or the one that most servers have; the reference is the other one.
+    """Return the candidate and the reference, as far as the log shows them, and a server of the candidate."""
+    # The candidate is the backend of a failed test, or else the most frequent backend. The reference is the other one.
     known = [server for server in log.servers if server.arguments]
     failed = [server for server in known if server.test >= 0 and log.tests[server.test].outcome == "failed"]
     often = Counter(server.backend for server in known)
@@ -320,23 +320,23 @@ def _roles(log: Log) -> tuple[str, str, Server | None]:
 
 
 def _refused(log: Log) -> Iterator[CitedFinding]:
-    """Yield the requests for an answer that got none."""
+    """Yield the requests that were not answered."""
     for server in log.servers:
         if count := server.refused.count:
             total, where = count + server.answered.count, f"server {server.number} ({server.backend})"
-            says = f"{count} of {total} requests were not answered: a score may count them as wrong answers."
+            says = f"{count} of {total} requests were not answered, and a score may count them as wrong."
             yield _finding("requests-failed", where, says, [one_line(server.refused.text)], [server.refused])
 
 
 def _hidden_by_retry(log: Log) -> Iterator[CitedFinding]:
-    """Yield failures that a retry wrapped, or that a later attempt covered up."""
+    """Yield failures that a retry wrapped or that a later attempt hid."""
     for trace, test in log.traces:
         functions = [frame.name for frame in trace.frames if frame.name]
         if "retry" not in functions:
             continue
         passed = test >= 0 and log.tests[test].outcome == "passed"
         hid = "The test passed, but only after it had failed"
-        hid = hid if passed else "The summary reports the retry, not what failed first"
+        hid = hid if passed else "The summary reports the retry, not the first failure"
         evidence = [f"the traceback goes through {', '.join(functions)}"]
         cites = (CitedLines.of(trace.first, HEADER), _raised(trace), *_outcome(log, test))
         says = f"{hid}: {one_line(trace.exception)}"
@@ -344,17 +344,17 @@ def _hidden_by_retry(log: Log) -> Iterator[CitedFinding]:
 
 
 def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
-    """Yield the tests that failed for another reason than a score."""
+    """Yield the tests that failed for a reason other than a score."""
     explained = {metric.test for _, _, metric, _ in _missed_bounds(log)}
     failed = [index for index in range(len(log.tests)) if log.failed(index)]
     for index in failed:
         if index not in explained:
             last = [trace for trace, of in log.traces if of == index and trace.exception][-1:]
-            says = one_line(last[0].exception) if last else "The log does not state why."
+            says = one_line(last[0].exception) if last else "The log does not state the reason."
             yield _finding("test-failed", log.name_of(index), says, [], [*map(_raised, last), *_outcome(log, index)])
     counts, line = log.summary
     if re.search(r"\b(?:failed|errors?)\b", counts) and not failed:
-        says = f"pytest counts {counts}, and no failure is named."
+        says = f"pytest counts {counts}, but the log does not name a failure."
         yield _finding("test-failed", "the log", says, [], [CitedLines.of(line, counts)])
 
 
@@ -374,7 +374,7 @@ def _noticed(kind: str, seen: Sequence[CitedLines], says: str) -> CitedFinding:
 
 
 def _crashed_by(log: Log, seen: Sequence[CitedLines]) -> str:
-    """Return what ended a process: an exception that is not of another process's end, or else how it ended."""
+    """Return the cause of a process's end: an exception not caused by another process, or else the way it ended."""
     begun = {where.first + more for where in seen for more in (0, 1)} | {where.first for where in seen}
     raised = [trace.exception for trace, _ in log.traces if trace.exception and trace.first in begun]
     causes = [exception for exception in raised if not ENDED_BY_ANOTHER.match(exception)]
@@ -383,7 +383,7 @@ def _crashed_by(log: Log, seen: Sequence[CitedLines]) -> str:
 
 
 def _errors(log: Log) -> Iterator[CitedFinding]:
-    """Yield errors and exceptions outside of tests, where nothing says that a process crashed."""
+    """Yield errors and exceptions outside tests if no line says that a process crashed."""
     if any(kind == "crash" for kind, _ in log.notices) or log.tests:
         return
     raised = [_raised(trace) for trace, _ in log.traces if trace.exception]

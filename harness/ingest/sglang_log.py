@@ -1,6 +1,6 @@
-"""The reader of logs: of SGLang and vLLM servers, of pytest runs that start them, and of evaluations that print their scores.
+"""Reads logs of SGLang and vLLM servers, of pytest runs that start them, and of evaluations that print their scores.
 
-A log → the facts, tables and findings of a report.
+From a log come the facts, tables and findings of a report.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from assay.harness.ingest.sglang_reader import read_log, seconds_between
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line, percent, ranges
 
-# Most rows of a table, and most excerpts of unread lines.
+# Most rows in a table, and most excerpts of unread lines.
 _SHOWN = 50
 _SERVER = (
     "server", "backend", "test", "prefill batches", "sequences", "new tokens", "cached tokens", "cached", "decode lines",
     "best tok/s", "answered", "line",
 )  # fmt: skip
-# Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole.
+# Size in bytes of the largest log searched for the cause of a crash. The search reads the whole log.
 _EXPLAINED = 1 << 26
 _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seconds", "graph memory", "free memory")
 
@@ -41,12 +41,12 @@ _SIGNS = re.compile(
 
 
 def _recognises(source: SourceFile) -> bool:
-    """Recognise the log by a line that only these programs print."""
+    """Recognise a log by a line that only these programs print."""
     return _SIGNS.search(source.head_text) is not None
 
 
 def _read(source: SourceFile) -> FileDocument:
-    """Read all of it, a line at a time."""
+    """Read the whole log, line by line."""
     log = read_log(source.lines())
     excerpts = [lines.excerpt for lines in log.unread[:_SHOWN]]
     id_, title = (READER.id, READER.title) if _recognises(source) else (TABLE.id, TABLE.title)
@@ -68,8 +68,8 @@ def _notes(log: Log, source: SourceFile) -> Iterable[str]:
     yield from source.encoding_notes()
     if log.disordered.count:
         yield (
-            f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may be of several "
-            "processes, whose figures are then not separated"
+            f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may come from "
+            "several processes, whose figures are then mixed"
         )
     cut = [server.line for server in log.servers if not server.whole]
     if cut:
@@ -91,13 +91,13 @@ def _facts(log: Log) -> Iterable[Fact]:
         title = kind.replace("-", " ").capitalize()
         yield Fact(id=kind, title=title, text=f"{where.count}×: {one_line(text)}", cites=cite(where))
     for trace, _ in log.traces[:_SHOWN]:
-        text = one_line(trace.exception or "a traceback that does not end")
+        text = one_line(trace.exception or "an incomplete traceback")
         quoted = Excerpt(first=trace.first, last=trace.last, text=text)
         yield Fact(id="traceback", title="Traceback", text=text, cites=(quoted,))
 
 
 def _cause(log: Log, source: SourceFile) -> Iterable[Fact]:
-    """Yield why a server failed, where a process crashed, as for a server of assay's own; the whole log says it."""
+    """Yield the reason why a server failed if a process crashed, searching the whole log as for assay's own servers."""
     crashed = [where for (kind, _), where in log.notices.items() if kind == "crash"]
     if crashed and not log.of_vllm and source.size <= _EXPLAINED:
         failure = failures.read("\n".join(text for _, text in source.lines()))
@@ -123,7 +123,7 @@ def _tables(log: Log) -> Iterable[FactTable]:
         (str(server.number), *(server.facts[name][0] if name in server.facts else "–" for name in _START))
         for server in servers if server.facts
     ]  # fmt: skip
-    yield _table("start", "Start, memory and CUDA graphs", ("server", *_START), started)
+    yield _table("start", "Startup, memory and CUDA graphs", ("server", *_START), started)
     known = [server for server in servers if server.arguments]
     differing = differing_arguments([server.arguments for server in known])[:_SHOWN]
     most = max((len(server.arguments) for server in known), default=0)

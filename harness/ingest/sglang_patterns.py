@@ -1,9 +1,9 @@
-"""The lines that a log may have: patterns by kind, each below a line that it matches, unless it is nearly that line itself.
+"""Patterns for the lines of a log, by kind. Each follows an example line, unless the pattern is nearly the line itself.
 
-Read in logs of vLLM 0.6 to 0.27 (how an engine ends, and what is before each line), and in SGLang 0.4.6 to 0.5.23
+Sources: logs of vLLM 0.6 to 0.27 (how an engine ends, and the prefix of each line); the code and logs of SGLang 0.4.6 to 0.5.23
 (``sglang/srt``, ``sglang/test``, ``sglang/bench_*``), uvicorn 0.51, pytest 9.0, PyTorch 2.13
-(``torch/_inductor/select_algorithm.py``) and huggingface_hub 1.x, and seen in their logs. A pattern is about what a program
-prints wherever it runs, never about one file; a line that no pattern matches stays unread.
+(``torch/_inductor/select_algorithm.py``) and huggingface_hub 1.x. A pattern describes a program's output on any machine, never a
+single file. A line that matches no pattern stays unread.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from assay.harness.tracebacks import CHAINED
 NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _GB = r"-?[\d.]+ GB"
 _GRAPH = r"Capture (?:\w+ )*(?:cuda|cpu|CUDA|CPU) graph"
-# How a line of SGLang begins that reports an option it chose by itself.
+# Beginning of an SGLang line about an option that it chose by itself.
 _CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|Set(?:ting)?|Enabl(?:e|ed|ing)|Resolved)"
 # Further figures of a batch: ", token usage: 0.00, #running-req: 0, #queue-req: 0, "
 _TAIL = r"(?:, [#\w][\w #()/.-]*: [^\s,:\[\]]+)*(?:, ?)?"
 
-# Beginnings of lines that state nothing that is reported: of those that SGLang and uvicorn log, and of those that are printed.
+# Beginnings of lines without any fact to report: lines logged by SGLang and uvicorn, and printed lines.
 _LOGGED = """
 Init torch distributed |Init parallel |sglang is using nccl==|NCCL version|Custom allreduce|Setup Custom allreduce|
 Using pynccl|init_threads_binding|init_cpu_threads_env|MOE_RUNNER_BACKEND is not initialized|
@@ -51,7 +51,7 @@ def _beginning(beginnings: str) -> str:
 
 
 _RECORDS = (
-    # What a server does; "Prefill batch." and "Prefill batch [12]" are older forms.
+    # A server's activity. "Prefill batch." and "Prefill batch [12]" are older forms.
     # Prefill batch, #new-seq: 1, #new-token: 41, #cached-token: 77, token usage: 0.00, #running-req: 0, #queue-req: 0,
     ("prefill", rf"Prefill batch(?: \[\d+\])?[,.] #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)(?=,){_TAIL}"),
     # Decode batch, #running-req: 18, #token: 3456, token usage: 0.03, cuda graph: True, gen throughput (token/s): 96.49,
@@ -67,13 +67,13 @@ _RECORDS = (
     ("graph-sizes", rf"{_GRAPH} (?:bs|num tokens) \[[\d, ]*\]"),
     ("graph-end", rf"{_GRAPH} end\. \w[\w ]*[:=] ?[\d.]+ s[.,]? ?(?:\w[\w ]*={_GB}[.,]? ?)*"),
     ("sizes", rf"max_total_num_tokens=\d+, chunked_prefill_size=-?\w+, (?:[a-z_]+=[^,]+, )*available_[a-z]+_mem={_GB}"),
-    # What states nothing that is reported.
+    # Lines without any fact to report.
     ("quiet", _beginning(_LOGGED)),
     ("quiet", r"(?:Detected|Inferred|Auto-detected|Use|Using|Loading|No) .*chat template.*|\w[\w -]* backend initialized\. .*"),
     ("quiet", rf"(?:Use \w+ backend|Using \w+ (?:as )?attention|{_GRAPH} begin\.).*"),
     ("quiet", r"(?:Disabl(?:e|ed|ing) \w.*|[\w ]+ (?:is|are) disabled\b.*)"),
     ("quiet", r"Subprocess \w+ \(pid=\d+\) crashed with exit code -15\..*|"),  # the signal with which a server is ended
-    # What matters.
+    # Lines that matter.
     ("kernel-not-loaded", r"(?:Failed to|Could not|Unable to) (?:load|import|initialize|compile) .*"),
     ("offline-retry", r"WARNING _http\.py:\d+: Retrying in [\d.]+s \[Retry \d+/\d+\]\."),
     ("offline-retry", r"WARNING _http\.py:\d+: .*thrown while requesting (?:HEAD|GET) \S+"),
@@ -119,7 +119,7 @@ _STATED = (
     # {'other': np.float64(0.1875), 'other:std': np.float64(0.39), 'score': np.float64(0.125)}
     ("scores", rf"\{{(?:'[^']{{1,80}}': (?:np\.\w+\()?(?:{NUMBER}|nan)\)?(?:, |\}}$))+"),
 )  # fmt: skip
-# Lines with which blocks of several lines begin or end.
+# Lines that begin or end blocks of several lines.
 _HEADINGS = (
     # =========================== short test summary info ============================
     ("section",
@@ -161,7 +161,7 @@ _FIRST_WORD = re.compile(r"[A-Za-z_#'\[][\w#'./]*(?: |$)")
 
 
 class LineTable:
-    """Patterns by kind, in the order in which they are tried; those that begin with a word only on texts that do."""
+    """Patterns by kind, in order of trial. A pattern that begins with a word is tried only on texts that begin with it."""
 
     def __init__(self, rows: tuple[tuple[str, str], ...]) -> None:
         self._by_word: dict[str, list[tuple[re.Pattern[str], str]]] = {}
@@ -173,7 +173,7 @@ class LineTable:
 
     @lru_cache(4096)  # noqa: B019 - there are a few tables, and logs repeat themselves
     def find(self, text: str) -> tuple[str, re.Match[str] | None]:
-        """Find the kind of a text that a pattern matches from end to end, and the match; "" and None if none does."""
+        """Find the kind of a text that a pattern matches completely, and the match, or ("", None) if no pattern does."""
         for pattern, kind in (*self._by_word.get(text.partition(" ")[0], ()), *self._any):
             if match := pattern.fullmatch(text):
                 return kind, match
@@ -181,40 +181,40 @@ class LineTable:
 
 
 RECORDS, STATED, BARE, HEADINGS = LineTable(_RECORDS), LineTable(_STATED), LineTable(_BARE), LineTable(_HEADINGS)
-"""What SGLang logs behind its time; what a line without a time states; other lines without a time; beginnings of blocks."""
+"""SGLang's lines after their time; facts in lines without a time; other lines without a time; beginnings of blocks."""
 _FAILED, _SUMMED = LineTable(_FAILURES), LineTable(_SUMMARY)
 SECTIONS = {
     "FAILURES": _FAILED, "ERRORS": _FAILED, "PASSES": _FAILED, "warnings summary": LineTable(_WARNINGS),
     "short test summary info": _SUMMED, "rerun test summary info": _SUMMED, "slowest": LineTable(_DURATIONS),
     "table": LineTable(_ROWS),
 }  # fmt: skip
-"""Lines of a block, by its title."""
+"""Lines of a block, by the block's title."""
 
 ACCURACY_WARNED = re.compile(
     r"(?i:\b(?:may|might|can|could|will) .{0,40}\b(?:less accurate|accuracy (?:drop|issue|loss|degrad))"
     r"|scaling factors? (?:of )?1\.0\b)"
 )
-"""What SGLang and vLLM write where a setting costs accuracy, such as a KV cache in FP8 without scales."""
+"""Warnings of SGLang and vLLM about a setting that costs accuracy, such as an FP8 KV cache without scales."""
 _PROCESS = r"\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{0,60}\)(?: |$)"
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
 _DATE = r"\d\d-\d\d \d\d:\d\d(?::\d\d)? "
 _PLACE = r"(?:\[[\w./ -]+:\d+\]|[\w.]+:\d+\])(?: |$)"
 VLLM_SIGN = rf"(?:{_PROCESS}|{_LEVEL}{_DATE}{_PLACE})"
-"""What a line of vLLM has before its message, behind what containers put before it: its process, or its level, date and place."""
+"""The prefix of a vLLM line, after any prefix from a container: its process, or its level, date and place."""
 VLLM = re.compile(
     rf".{{0,120}}?(?={_PROCESS}|{_LEVEL}(?:{_DATE})?{_PLACE})(?:{_PROCESS})?(?P<logged>{_LEVEL}(?:{_DATE})?{_PLACE})?"
 )
-"""All that is before the message of a line of vLLM; "logged" is empty where it was printed."""
+"""Everything before the message of a vLLM line. The group "logged" is empty if the line was printed."""
 ENDED_BY_ANOTHER = re.compile(
     r"(?:\S*\.)?(?:Async)?EngineDeadError\b"
     r"|RuntimeError: (?:Engine core initialization failed|Worker failed with error|cancelled|Executor failed)"
 )
-"""How a process of vLLM ends because of another one."""
-# Characters of a line in which progress bars are looked for.
+"""Exceptions of a vLLM process that ends because of another one."""
+# Characters of a line that are searched for progress bars.
 _LONGEST_BARS = 20_000
-# Several writers may share a line: progress bars that end in a carriage return or in nothing, names of tests, labels of a stream.
+# Several writers may share a line: progress bars that end in a carriage return or in nothing, test names, stream labels.
 _RATE = r"[\d.?]+(?:[kMG]?\w{0,12}/\w{1,12}(?:, [\w=.+-]+)*\]|s/it|it/s|s/i|it/|it|s/|s|i)?"
-# A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |".
+# A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off after its rate. SGLang writes "25% Completed |".
 #  50%|█████     | 4/8 [00:01<00:01,  2.38it/s]
 _BAR = re.compile(
     r"(?P<percent>\d{1,3})%(?:\|[^|\r]{0,200}\|| Completed \|) *"
@@ -232,9 +232,9 @@ _STARTS = (
 
 
 def pieces(text: str) -> Iterator[tuple[str, str, re.Match[str] | None]]:
-    """Split a line: the kind of each piece ("progress", "test-start", "label" or "text"), its text, and of a bar its match.
+    """Split a line into pieces: each one's kind ("progress", "test-start", "label" or "text"), its text, and a bar's match.
 
-    A line of one writer is one piece of kind "text". What stands before a bar and a colon is the label of the bar.
+    A line from a single writer is one piece of kind "text". The text before a colon and a bar is the bar's label.
     """
     for number, part in enumerate(text.split("\r")):
         if not part and number:

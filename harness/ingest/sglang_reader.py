@@ -1,8 +1,8 @@
-"""Reads a log line by line: the kind of each piece of a line, and what it states.
+"""Reads a log line by line: the kind of each piece of a line, and its facts.
 
-Most lines are known by their form alone (`assay.harness.ingest.sglang_patterns`). Some stand in a block: a traceback, a warning of
-Python, a section of pytest, a table of a benchmark. Where a line of a block has a form, too, the block survives lines of other
-writers in between.
+Most lines are recognised by their form alone (`assay.harness.ingest.sglang_patterns`). Some belong to a block: a traceback, a
+Python warning, a pytest section, a benchmark table. If a block's lines have a recognisable form too, the block survives lines of
+other writers in between.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)
 _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
 _SCORE = re.compile(rf"'([^']{{1,80}})': (?:np\.\w+\()?({NUMBER}|nan)")
 _LIMIT = re.compile(r"self\.max_tokens=(\d+)(?: |$)")
-# Facts of a server's start, by the kind of line that states them.
+# Facts from a server's startup, by the kind of line that states them.
 _START_UP = {
     "weights-end": (("model", r"type=(\w+)"), ("dtype", r"dtype=([\w.]+)"), ("weights", r"mem usage=([\d.]+ GB)")),
     "kv-cache": (("KV tokens", r"#tokens: (\d+)"),),
@@ -44,12 +44,12 @@ _START_UP = {
 }
 # Kinds of lines that may matter.
 _NOTED = ("kernel-not-loaded", "offline-retry", "crash", "retract", "fallback", "option-chosen", "warning", "error")
-# Characters of a line that patterns are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long.
+# Longest line that patterns are tried on, in characters. A line with a list of arguments may be `_LONGEST_LIST` long.
 _LONGEST = 1 << 15
 _LONGEST_LIST = 1 << 20
-# Writers that buffer put a line behind a later one by this much.
+# Writers that buffer may put a line this many seconds after a later one.
 _BACK_SECONDS = 2
-# Lines of other writers that a block survives.
+# Most lines of other writers that a block survives.
 _PATIENCE = 200
 _WORDS = {"ok": "passed", "fail": "failed", "xfail": "xfailed", "xpass": "xpassed"}
 # /x/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated.
@@ -57,7 +57,7 @@ _WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*
 
 
 def read_log(lines: Iterable[tuple[int, str]]) -> Log:
-    """Read the numbered lines of a log: what it states, before anything is concluded from it."""
+    """Read the facts from a log's numbered lines, before anything is concluded from them."""
     reader = _LogReader()
     log = reader.log
     for number, text in lines:
@@ -73,19 +73,19 @@ def read_log(lines: Iterable[tuple[int, str]]) -> Log:
 
 
 class _LogReader:
-    """Takes lines, and counts what they state in `log`. What a line of a kind states is taken by the method ``_take_`` + kind."""
+    """Takes lines and collects their facts in `log`. The method ``_take_`` + kind handles lines of that kind."""
 
     def __init__(self) -> None:
         self.log = Log()
         self._server = Server(0, 0, {})
         self._time = ""
-        # Indices of the tests that are running, and of the one whose failure pytest reports; -1 for none.
+        # Indices of the running tests, and of the test whose failure pytest reports (or -1).
         self._open: list[int] = []
         self._failed = -1
         self._section = ""
-        # The exception of that failure, from its line until the line that says where.
+        # The exception of that failure, until the line that gives its place.
         self._raised: tuple[int, str] | None = None
-        # Rows of the benchmark's table that is open.
+        # Rows of the open benchmark table.
         self._rows: list[tuple[str, str, int]] | None = None
         self._tracebacks = Tracebacks(lambda trace: self._keep(trace, self._traced), _PATIENCE)
         self._traced = -1
@@ -93,25 +93,25 @@ class _LogReader:
 
     @property
     def _test(self) -> int:
-        """Index of the test that is running, or whose output pytest shows again; -1 if none or several are."""
+        """Index of the running test or the test whose output pytest repeats; -1 unless there is exactly one."""
         if len(self._open) == 1:
             return self._open[0]
         return self._failed if self._failing else -1
 
     @property
     def _failing(self) -> bool:
-        """True where pytest reports failures, with what each test had printed."""
+        """True inside pytest's report of failures, which repeats each test's output."""
         return self._section in ("FAILURES", "ERRORS", "PASSES")
 
     def read(self, number: int, text: str) -> bool:
-        """Read a line. Returns True if a rule is about each of its pieces."""
+        """Read a line. Returns True if every piece of it was understood."""
         if len(text) > _LONGEST and ("server_args=" not in text[:200] or len(text) > _LONGEST_LIST):
             return False
-        understood = [self._piece(number, *piece) for piece in pieces(text)]  # each counts, whatever the others are
+        understood = [self._piece(number, *piece) for piece in pieces(text)]  # a list, so that every piece is read
         return all(understood)
 
     def end(self) -> None:
-        """End what is open: the log ends."""
+        """End all open blocks at the end of the log."""
         self._adopt()
         self._tracebacks.end()
 
@@ -130,7 +130,7 @@ class _LogReader:
         return True
 
     def _record(self, number: int, text: str) -> bool:
-        """Read a line that SGLang logged, with its time."""
+        """Read a line that SGLang logged with a time."""
         stamp = self._at(number, text)
         if not stamp:
             return False
@@ -148,7 +148,7 @@ class _LogReader:
         )
 
     def _hit_exception(self, number: int, message: str) -> bool:
-        """Read what a program logs of an exception, with the header of the traceback that follows."""
+        """Read a logged exception that ends with the header of a traceback."""
         if not message.endswith(HEADER):
             return False
         self._begin_traceback(number, message)
@@ -157,7 +157,7 @@ class _LogReader:
         return True
 
     def _engine_line(self, number: int, text: str, level: str) -> bool:
-        """Read a line of vLLM, behind its process, level and place; one without a level was printed."""
+        """Read a line of vLLM after its process, level and place. A line without a level was printed."""
         in_traceback = level in ("", "ERROR", "CRITICAL")
         if self._hit_exception(number, text) or (in_traceback and self._tracebacks.line(number, text)):
             return True
@@ -179,7 +179,7 @@ class _LogReader:
         )
 
     def _find(self, table: LineTable, number: int, text: str) -> bool:
-        """Read a line that is known by its form: note it if it may matter, and take what it states."""
+        """Read a line by its form: note it if it may matter, and take its facts."""
         kind, match = table.find(text)
         if match is None:
             return False
@@ -221,7 +221,7 @@ class _LogReader:
             self.log.answer_limit = (int(limit[1]), CitedLines.of(number, match[0]))
 
     def _take_outcome(self, number: int, match: re.Match[str]) -> None:
-        """Take a printed outcome: of the test that is open, if there is just one; of several, it is of none."""
+        """Assign a printed outcome to the open test, unless several are open."""
         word = (match["outcome"] or "").partition(" ")[0].lower()
         if match.groupdict().get("id"):
             self._start_test(number, match["id"])
@@ -242,7 +242,7 @@ class _LogReader:
         self.log.tests.append(test)
 
     def _adopt(self) -> None:
-        """End the figures of a server. One whose arguments the log does not have is a server if it computed anything."""
+        """Close a server's figures. A server whose arguments are not in the log counts if it computed anything."""
         self._server.close()
         server = self._server
         seen = [each.first for each in (server.prefills, server.decodes, server.refused) if each.count]
@@ -251,7 +251,7 @@ class _LogReader:
             self.log.servers.append(server)
 
     def _at(self, number: int, text: str) -> re.Match[str] | None:
-        """Return the time of a line, and remember it; None if it has none."""
+        """Return a line's time and remember it, or return None if it has no time."""
         match = _TIME.match(text)
         if match and match[1] != self._time:
             if match[1] < self._time and seconds_between(match[1], self._time) > _BACK_SECONDS:
@@ -264,7 +264,7 @@ class _LogReader:
         return match
 
     def _block(self, number: int, text: str) -> bool:
-        """Read a line that begins a block, or has the form of a line of one."""
+        """Read a line that begins a block, or has the form of a line in a block."""
         if text == HEADER:
             self._begin_traceback(number, text)
             return True
@@ -277,7 +277,7 @@ class _LogReader:
         return self._find(HEADINGS, number, text) or (lines is not None and self._find(lines, number, text))
 
     def _inside(self, number: int, text: str) -> bool:
-        """Read a line that is known only by the block that it is in."""
+        """Read a line that only its block identifies."""
         warning = number - self._warned <= _PATIENCE and text.startswith("  ")
         return self._tracebacks.inside(number, text) or warning or (self._failing and text.startswith("    "))
 
@@ -308,7 +308,7 @@ class _LogReader:
             self.log.note("crash", trace.exception_line, trace.exception)
 
     def _take_failed(self, number: int, match: re.Match[str]) -> None:
-        """Find the test that a section of failures is about, by its id's end: ``TestClass.test_name[case]``."""
+        """Find the test of a failure section by the end of its id: ``TestClass.test_name[case]``."""
         ends = [at for id, at in self.log.ids.items() if id.partition("::")[2].replace("::", ".") == match[1]]
         self._failed, self._raised = ends[0] if len(ends) == 1 else -1, None
 
@@ -325,7 +325,7 @@ class _LogReader:
 
     def _take_summary(self, number: int, match: re.Match[str]) -> None:
         if match["id"] not in self.log.ids and match["outcome"] in ("FAILED", "ERROR"):
-            self._add_test(Test(match["id"], number))  # of a run that printed a letter for each test
+            self._add_test(Test(match["id"], number))  # the run printed only a letter per test
         index = self.log.ids.get(match["id"])
         if index is None:
             return
@@ -337,7 +337,7 @@ class _LogReader:
 
 
 def seconds_between(earlier: str, later: str) -> float:
-    """Compute the seconds from one time of a log to another; 0 where one of them is no time."""
+    """Compute the seconds between two times of a log, or 0 if one of them is not a valid time."""
     try:
         return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
     except ValueError:  # such as the 61st second

@@ -1,9 +1,9 @@
-"""simple-evals: the HTML report, which has the answers, and the JSON beside it, which has the score alone.
+"""Reads simple-evals' HTML report, which has the answers, and the JSON next to it, which has only the score.
 
-Read in openai/simple-evals (``common.py``, ``simple_evals.py``) and in SGLang 0.5.23 (``test/simple_eval_common.py``,
-``test/run_eval.py``), which write the same: for each example the prompt's messages, the sampled message, the correct answer, the
-extracted one and the score, all escaped. Neither the settings nor the version are recorded; the name of the file has the evaluation
-and the model, ``<eval>_<model>.html``.
+Sources: openai/simple-evals (``common.py``, ``simple_evals.py``) and SGLang 0.5.23 (``test/simple_eval_common.py``,
+``test/run_eval.py``). Both write the same, all of it escaped: for each example, the prompt's messages, the sampled message, the
+correct answer, the extracted answer and the score. They do not record settings or a version. The file name has the evaluation
+and the model: ``<eval>_<model>.html``.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from assay.harness.ingest.result_set import (
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
-# What is in the report is escaped, so a mark is never a part of a text.
+# Texts in the report are escaped, so these marks never occur inside a text.
 _PROMPT, _PARTS = "<h3>Prompt conversation</h3>", ("<h3>Sampled message</h3>", "<h3>Results</h3>")
 _STATED = ("Correct Answer", "Extracted Answer", "Score")
 _MESSAGE = re.compile("<pre>(.*?)</pre>", re.DOTALL)
 _RESULT = re.compile(f"<p>({'|'.join(_STATED)}):(.*?)</p>", re.DOTALL)
 _HEADING = re.compile(r"<td>(?:<b>)?Score(?:</b>)?</td>\s*<td>\s*([-+.\deE]+)\s*</td>")
-# Extracted answers that stand for none; the number is INVALID of SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``).
+# Extracted answers that mean "no answer". The number is INVALID in SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``).
 _NOTHING = ("None", "", "-9999999")
 
 
 def _recognises(source: SourceFile) -> bool:
-    """Recognise a report with its headings, or a JSON object of a score and its standard deviation."""
+    """Recognise a report by its headings, or a JSON object with a score and its standard deviation."""
     head = source.head_text
     if "<h1>Examples</h1>" in head and _PROMPT in head:
         return True
@@ -51,7 +51,7 @@ def _recognises(source: SourceFile) -> bool:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one."""
+    """Read the file's evaluation. For a JSON file, read the report next to it if there is one."""
     path, reading = source.path, ReadResults(source, "example")
     report = path if path.suffix == ".html" else path.with_suffix(".html")
     written = read_object(path if path.suffix == ".json" else path.with_suffix(".json"))
@@ -64,24 +64,24 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         scored += [float(heading[1])] if (heading := _HEADING.search(head)) else []
     else:
         reading.notes.append(
-            f"the answers are in {report.name}, which is not beside {path.name}: only the score is known"
+            f"the answers are in {report.name}, which is not next to {path.name}: only the score is known"
         )
     given = [item.score for item in items if item.score is not None]
     mean = statistics.mean(given) if given else 0.0
     if given and isinstance(score, (int, float)) and abs(mean - score) > 1e-6:
-        reading.notes.append(f"the examples have a mean score of {mean:.4f}, and the JSON states {score:.4f}")
+        reading.notes.append(f"the examples have a mean score of {mean:.4f}, but the JSON states {score:.4f}")
     name, _, model = path.stem.partition("_")
     reading.sets.append(ResultSet(
         tool="simple-evals", task=name, metric="score", higher_is_better=True, asked=Asked.of(model), items=tuple(items),
         settings={key: f"{value}" for key, value in written.items()},
-        # The JSON and the report's heading state it: the one that its answers contradict.
+        # The JSON and the report's heading both state a score. Keep the one that the answers contradict more.
         stated=StatedScore(value=max(scored, key=lambda value: abs(value - mean))) if scored else None,
     ))  # fmt: skip
     return reading
 
 
 def _item(number: int, example: str, reading: ReadResults) -> ResultItem | None:
-    """Read an example, behind the heading of its prompt."""
+    """Read an example, given the text after its prompt's heading."""
     prompt, _, rest = example.partition(_PARTS[0])
     sampled, _, results = rest.partition(_PARTS[1])
     asked, answers = ([html.unescape(text) for text in _MESSAGE.findall(part)] for part in (prompt, sampled))

@@ -1,4 +1,4 @@
-"""A file as it was given: its bytes, its encoding, and its numbered lines, streamed."""
+"""A file as the user gave it: its bytes, its encoding, and its numbered lines, streamed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from assay.harness.errors import UsageError
 from assay.harness.reading import regular_file
 
-# Bytes from which a format is recognised.
+# Leading bytes used to recognise a format.
 _HEAD_BYTES = 1 << 16
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
 @dataclass
 class SourceFile:
-    """A file or a folder that is ingested.
+    """A file or folder to ingest.
 
     Attributes:
-        path: as given.
-        head: the first `_HEAD_BYTES` bytes; empty for a folder.
-        foreign: lines with bytes that are not in the file's encoding, counted while `lines` runs.
-        first_foreign: the number of the first of them; 0 if there is none.
+        path: the path as given.
+        head: the first `_HEAD_BYTES` bytes, or empty for a folder.
+        foreign: number of lines with bytes that are not in the file's encoding, counted while `lines` runs.
+        first_foreign: the first such line's number, or 0 if there is none.
     """
 
     path: Path
@@ -37,8 +37,8 @@ class SourceFile:
         """Open a file or a folder.
 
         Raises:
-            UsageError: there is none.
-            EvidenceError: it is a pipe or a device.
+            UsageError: the path does not exist.
+            EvidenceError: the path is a pipe or a device.
         """
         if path.is_dir():
             return cls(path, b"")
@@ -52,41 +52,41 @@ class SourceFile:
 
     @property
     def encoding(self) -> str:
-        """Encoding by its byte order mark; UTF-8 without one."""
+        """Encoding according to the byte order mark; UTF-8 without one."""
         return next((name for mark, name in _BOMS if self.head.startswith(mark)), "utf-8")
 
     @property
     def head_text(self) -> str:
-        """The head, decoded; bytes that do not decode are replaced."""
+        """The head, decoded. Undecodable bytes are replaced."""
         return self.head.decode(self.encoding, "replace").removeprefix("\ufeff")
 
     @property
     def _files(self) -> dict[str, Path]:
-        """The file, or all files of the folder, by their names in it."""
+        """The file, or all files of the folder by their relative names."""
         files = self.path.rglob("*") if self.path.is_dir() else (self.path,)
         return {str(file.relative_to(self.path)): file for file in files if file.is_file()}
 
     @property
     def size(self) -> int:
-        """Bytes of the file, or of all files in the folder."""
+        """Size in bytes of the file, or of all files in the folder."""
         return sum(file.stat().st_size for file in self._files.values())
 
     def encoding_notes(self) -> tuple[str, ...]:
-        """Report that lines were not in the file's encoding, if any were not. `lines` must have run."""
+        """Report lines that were not in the file's encoding, if any. `lines` must have run."""
         lead = "line is" if self.foreign == 1 else "lines are"
         note = f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.first_foreign})"
         return (note,) if self.foreign else ()
 
     def is_copy_of(self, other: SourceFile) -> bool:
-        """Return True if both hold the same bytes: two files, or all files of two folders by their names."""
+        """Return True if both hold the same bytes: two files, or two folders whose files match by name."""
         mine, theirs = self._files, other._files
         return mine.keys() == theirs.keys() and all(cmp(mine[name], theirs[name], shallow=False) for name in mine)
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield the lines in order with their numbers from 1, as an editor and ``grep -n`` count.
+        """Yield the lines with their numbers from 1, as an editor and ``grep -n`` count them, without line ends.
 
-        A line has no line end. A lone carriage return stays: a progress bar rewrites its line.
-        Bytes that do not decode are replaced, and their lines are counted.
+        A lone carriage return stays in the line, since progress bars use it to rewrite theirs.
+        Undecodable bytes are replaced, and lines with such bytes are counted.
         """
         self.foreign = self.first_foreign = 0
         with self.path.open(encoding=self.encoding, errors="replace", newline="\n") as file:

@@ -1,4 +1,4 @@
-"""Two files or folders of tensors -> the first and the worst difference: layer, boundary, head and token."""
+"""Compares two files or folders of tensors: the first and the worst difference, by layer, boundary, head and token."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from assay.harness.statement import Statement, state
 if TYPE_CHECKING:
     from assay.harness.engines.model import ModelShape
 
-# Largest share of cells with NaN on both sides that is no gap.
+# Largest share of cells with NaN on both sides that does not count as a gap.
 _MOST_NAN = 0.1
-# Tensors that are compared at once: one thread reads while the other adds up.
+# Tensors compared at the same time: one thread reads while the other adds up.
 _THREADS = 2
-# The passes of both sides whose rows, in order, are compared; mostly one and one.
+# The passes of A and of B whose rows are compared in order. There is usually one pass on each side.
 _Pair = tuple[Sequence[StoredTensor], Sequence[StoredTensor]]
 
 
@@ -42,9 +42,9 @@ class TensorRule:
     """How tensors are compared.
 
     Attributes:
-        tolerance: error up to which a cell is equal; None for what rounding to the dtype explains; 0 asks for equal bits.
-        model: splits tensors of [tokens, heads * head_dim] into heads.
-        axes: layout of the tensors with as many dimensions, such as "bhtd".
+        tolerance: largest error of an equal cell; None allows for rounding to the dtype, 0 requires equal bits.
+        model: the shape used to split tensors of [tokens, heads * head_dim] into heads.
+        axes: layout of tensors with that number of dimensions, such as "bhtd".
     """
 
     tolerance: float | None = None
@@ -59,14 +59,15 @@ class TensorRule:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A pair of tensors, compared by cells; they have so many bytes.
+    """A pair of tensors, compared cell by cell.
 
     Attributes:
-        a: the first pass of A.
-        shape: of both, passes put together.
-        layout: how the shape was read.
-        passes: how many were put together in order, of A and of B.
-        names: keys of the first passes.
+        a: A's first pass.
+        bytes: size of both tensors together.
+        shape: the shape of both, with passes concatenated.
+        layout: the interpretation of the shape.
+        passes: the number of passes concatenated in order, for A and for B.
+        names: the keys of the first passes.
     """
 
     a: StoredTensor
@@ -79,7 +80,7 @@ class _Compared:
     names: tuple[str, str]
 
     def at(self, cell: TensorCell | None) -> CellAt | None:
-        """Place a cell in the dump."""
+        """Return a cell's place in the dump."""
         if cell is None:
             return None
         place = self.a
@@ -89,7 +90,7 @@ class _Compared:
         )  # fmt: skip
 
     def named(self, cell: TensorCell) -> dict[str, Any]:
-        """Return where a cell lies: by batch, token and head, or by the index of its dimensions where these are ambiguous."""
+        """Return a cell's batch, token and head, or its index in the leading dimensions if these are ambiguous."""
         if not self.layout.either:
             return {"batch": cell.batch, "token": cell.token, "head": cell.head}
         index = tuple(map(int, np.unravel_index(cell.token or 0, self.shape[: max(1, len(self.shape) - 1)])))
@@ -97,17 +98,17 @@ class _Compared:
 
     @property
     def badness(self) -> tuple[bool, float]:
-        """Ranks it by its worst cell: first what is not finite, then by multiples of the bound."""
+        """Sort key by the worst cell: non-finite errors rank above all, then multiples of the bound."""
         error = self.cells.worst.error if self.cells.worst else 0.0
         return math.isnan(error), error / self.bound if self.bound else error
 
 
 def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
-    """Compare all tensors that both have. Each is read once; memory holds one pair of tensors per thread at most.
+    """Compare all tensors that both sides have. Each is read once; memory holds at most one pair of tensors per thread.
 
     Raises:
         UsageError: there is no tensor file.
-        EvidenceError: one of the two cannot be read at all.
+        EvidenceError: one side cannot be read at all.
     """
     started = time.monotonic()
     (read_a, tensors_a), (read_b, tensors_b) = open_dump(a), open_dump(b)
@@ -137,7 +138,7 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
 
 
 def _other_files(a: Path, b: Path) -> list[Statement]:
-    """State which files beside the tensors differ, or are in one folder alone: what they hold was not compared."""
+    """State which non-tensor files differ or exist on one side only. Their contents were not compared."""
     ours, theirs = other_files(a), other_files(b)
     return [
         state("file-not-read", file=name, side="" if name in ours and name in theirs else "A" if name in ours else "B")
@@ -152,9 +153,9 @@ def _nan(pairs: Sequence[_Compared]) -> Statement:
 
 
 def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[_Pair], list[Statement]]:
-    """Pair tensors by their keys; passes of a series with other keys, as of a forward beside prefill and decode, by rows."""
+    """Pair tensors by key. Passes of a series with different keys, such as one forward vs. prefill and decode, pair by rows."""
     mine, theirs = _series(a), _series(b)
-    if len(a) == len(b) == 1 and a[0].key != b[0].key:  # they were named, whatever they call themselves
+    if len(a) == len(b) == 1 and a[0].key != b[0].key:  # the user named both, so their keys do not matter
         return [(a, b)], []
     pairs, problems = list[_Pair](), list[Statement]()
     for series in dict.fromkeys((*mine, *theirs)):
@@ -169,7 +170,7 @@ def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[
 
 
 def _series(tensors: Sequence[StoredTensor]) -> dict[str, dict[str, StoredTensor]]:
-    """Return the passes of each series of a dump by their keys, in order."""
+    """Return the passes of each series in a dump by key, in order."""
     series: dict[str, dict[str, StoredTensor]] = {}
     for tensor in sorted(tensors, key=lambda tensor: tensor.step):
         series.setdefault(tensor.series, {})[tensor.key] = tensor
@@ -177,7 +178,7 @@ def _series(tensors: Sequence[StoredTensor]) -> dict[str, dict[str, StoredTensor
 
 
 def _rows(a: Sequence[Tensor], b: Sequence[Tensor]) -> int | None:
-    """Return the dimension along which the passes of both sides have as many rows together; None if there is none."""
+    """Return the dimension along which both sides' passes have equally many rows in total, or None if there is none."""
     if len({tensor.dim() for tensor in (*a, *b)}) > 1:
         return None
     for dim in range(a[0].dim() - 1):
@@ -188,7 +189,7 @@ def _rows(a: Sequence[Tensor], b: Sequence[Tensor]) -> int | None:
 
 
 def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
-    """Compare a pair by cells; state why if it cannot be compared."""
+    """Compare a pair cell by cell, or state why it cannot be compared."""
     (a, *_), (b, *_) = pair
     try:
         with reading(f"{a.path} or {b.path}", "tensor file"):
@@ -205,7 +206,7 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
             bound = rule.tolerance
             stored = None
             if bound is None:
-                if _CACHE.search(a.name):  # of which a step is one in other 8-bit floats too
+                if _CACHE.search(a.name):  # a step between its 8-bit values is a step in other 8-bit floats too
                     both = ((each, each.dtype == torch.uint8) for each in (tensor_a, tensor_b))
                     tensor_a, tensor_b = (each.view(torch.float8_e4m3fn) if bits else each for each, bits in both)
                 stored = _stored(tensor_a.dtype, tensor_b.dtype)
@@ -213,7 +214,7 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
             bound = None if rule.exact else bound
             shape = tuple(tensor_a.shape)
             layout = layout_of(a.name, shape, rule.model, rule.axes, rows)
-            # A tolerance of the user's is one of cells; in what rounding explains, no factor is.
+            # A tolerance from the user applies to cells. Rounding alone does not explain a factor.
             cells = compare_cells(tensor_a, tensor_b, layout, bound, stored, bound if rule.tolerance else None)
             bytes_ = tensor_a.nbytes + tensor_b.nbytes
             return _Compared(a, cells, bound, bytes_, shape, layout, (len(of_a), len(of_b)), (a.key, b.key))
@@ -253,7 +254,7 @@ def _why(
 
 
 def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
-    """Yield the worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
+    """Yield each boundary's worst error by layer and head over all its tensors, for boundaries inside layers."""
     layered: dict[str, dict[int, list[_Compared]]] = {}
     for pair in compared:
         if pair.a.layer is not None:
@@ -276,29 +277,29 @@ def _worst(head: int, tensors: Sequence[_Compared]) -> OwnError:
     return float(f"{max(errors):.4g}") if errors else None
 
 
-# Elements that are converted at once: 1 MiB of float32, which stays in the cache.
+# Elements converted at once: 1 MiB of float32, which stays in the CPU cache.
 _BLOCK = 1 << 18
-# Bound of a cell whose elements are stored in 16 bits or fewer, in units of the dtype's epsilon: each side rounds twice on the way
-# to what is saved (the operands, the result), each time by at most half an epsilon, and all errors of a cell may point one way.
+# Bound of a cell with elements of 16 bits or fewer, in units of the dtype's epsilon. Each side rounds twice before saving (the
+# operands and the result), each time by at most half an epsilon, and all errors in a cell may have the same sign.
 _ROUNDINGS = 4
-# The same for float32, whose error is that of sums in another order: about sqrt(n) half epsilons for n = 4096 ... 16384 terms.
+# The same for float32, whose errors come from the order of summation: about sqrt(n) half epsilons for n = 4096 ... 16384 terms.
 _SUMMED = 64
-# 8-bit floats without a mantissa, and pairs of 4-bit ones: they are compared as the bits that they are.
+# 8-bit floats without a mantissa, and pairs of 4-bit floats: their bits are compared.
 _EXACT = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
 # A cache that stores 8-bit floats as bytes.
 _CACHE = re.compile(r"(^|[._])(k|v|kv|key|value)_?(cache|buffer|pool)s?($|[._])", re.IGNORECASE)
-# Elements that are looked at to tell on which grid numbers lie, and least share that uses its last bit: half of random ones do.
+# Elements sampled to infer the dtype of a tensor's numbers, and the smallest share that uses its last bit (random ones: half).
 _LOOKED_AT, _LAST_BIT = 1 << 14, 0.2
-# Rows from which the columns of a tensor are judged by themselves, and by how many standard errors a factor is seen in them.
+# Fewest rows for which columns are judged separately, and standard errors by which a factor must differ from 1 to be seen.
 _LEAST_ROWS, _ERRORS_SEEN = 16, 6.0
-# By how much of its size a column may be off, in bounds of a cell: cancellation makes some of them small.
+# Largest error of a column relative to its size, in bounds of a cell: cancellation makes some columns small.
 _COLUMN = 8.0
-# Relative error of a factor between two sides that store 8 bits: what 16 bits before them explain.
+# Relative error of a factor between two sides that store 8 bits, as far as the preceding 16-bit arithmetic explains it.
 _FACTOR = 2.0**-7
 
 
 def _default_bound(dtype: torch.dtype) -> float:
-    """Compute the error of a cell that rounding explains; 0 for integers and for scales, which are powers of two."""
+    """Compute the error of a cell that rounding explains: 0 for integers and for scales, which are powers of two."""
     if not (dtype.is_floating_point or dtype.is_complex) or (dtype.itemsize == 1 and not _stored(dtype)):
         return 0.0
     if dtype.itemsize == 1:
@@ -307,7 +308,7 @@ def _default_bound(dtype: torch.dtype) -> float:
 
 
 def _grid(tensor: Tensor) -> torch.dtype:
-    """Return the narrowest dtype that holds the numbers of a tensor and is used to its last bit: that of what was saved wider."""
+    """Return the dtype that a tensor's numbers had before they were saved wider: the narrowest one, if its last bit is used."""
     if tensor.dtype not in (torch.float32, torch.float64):
         return tensor.dtype
     some = tensor.flatten()[:: max(1, tensor.numel() // _LOOKED_AT)]
@@ -321,13 +322,13 @@ def _grid(tensor: Tensor) -> torch.dtype:
 
 
 def _stored(*dtypes: torch.dtype) -> torch.dtype | None:
-    """Return the coarsest of the 8-bit floats with a mantissa among dtypes; None if there is none."""
+    """Return the coarsest dtype that is an 8-bit float with a mantissa, or None if there is none."""
     floats = [dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize == 1 and dtype not in _EXACT]
     return max(floats, key=_step_of_one, default=None)
 
 
 def _step_of_one(dtype: torch.dtype) -> float:
-    """Return the step from 1 to the next number of an 8-bit float. PyTorch 2.13 states another `eps` of float8_e5m2fnuz."""
+    """Return the step from 1 to an 8-bit float's next number. PyTorch 2.13's `eps` of float8_e5m2fnuz differs from it."""
     return float((torch.ones(1).to(dtype).view(torch.uint8) + 1).view(dtype).float()) - 1
 
 
@@ -335,12 +336,12 @@ class TensorCell(NamedTuple):
     """One cell.
 
     Attributes:
-        batch: place in the batch; None if the tensor has no such dimension.
-        token: row of the token; None for a tensor without tokens.
-        head: None if the tensor was not split by head.
-        error: the larger of relative L1, sum |b - a| / sum |a|, and of max |b - a| / max |a|: one element that is lost among a
-            hundred changes the first by less than rounding does. Infinite if only b is not zero, NaN if one side is not finite.
-            Of 8-bit floats, the bound times what `_stored_errors` returns.
+        batch: index in the batch, or None if the tensor has no batch dimension.
+        token: row of the token, or None for a tensor without tokens.
+        head: index of the head, or None if the tensor was not split by head.
+        error: the larger of relative L1, sum |b - a| / sum |a|, and max |b - a| / max |a|: losing one element in a hundred changes
+            the first by less than rounding does. Infinite if only b is not zero, NaN if one side is not finite.
+            For 8-bit floats, the bound times the ratio from `_stored_errors`.
     """
 
     batch: int | None
@@ -351,15 +352,15 @@ class TensorCell(NamedTuple):
 
 @dataclass(frozen=True)
 class Cells:
-    """The differences between two tensors of one shape.
+    """The differences between two tensors of the same shape.
 
     Attributes:
-        differing: cells that are out of bounds.
-        total: cells.
-        first: the first of them by place in the batch, token and head; None if there is none.
-        worst: the largest error of any cell; None if no bit differs.
+        differing: number of cells out of bounds.
+        total: number of cells.
+        first: the first cell out of bounds, by batch, token and head, or None if all are within.
+        worst: the cell with the largest error, or None if the tensors are equal bit for bit.
         by_head: float64 [heads], the largest error of each head, NaN if one side is not finite; [1] without heads.
-        nan: cells of which every element is NaN on both sides, which shows nothing.
+        nan: number of cells with NaN on both sides in the same element, which shows nothing.
     """
 
     differing: int
@@ -378,33 +379,33 @@ def compare_cells(
     stored: torch.dtype | None = None,
     factor: float | None = None,
 ) -> Cells:
-    """Compare two tensors of one shape.
+    """Compare two tensors of the same shape.
 
     Args:
         a: the reference, any strides, on the CPU.
         b: the candidate.
-        layout: how to read their dimensions.
-        bound: error up to which a cell is equal; None if every bit must be.
-        stored: the 8-bit float to which both are rounded first; None to compare them as they are.
-        factor: see `_by_column`; None for a quarter of the bound, an epsilon of the dtypes.
+        layout: the meaning of their dimensions.
+        bound: largest error of an equal cell, or None if every bit must be equal.
+        stored: the 8-bit float to which both are rounded first, or None to compare them as they are.
+        factor: see `_by_column`; None means a quarter of the bound, an epsilon of the dtypes.
     """
     rows = math.prod(layout.lead)
     equal = Cells(0, rows, None, None, np.zeros(layout.heads))
-    if not a.numel():  # nothing to compare, however many rows of no elements a damaged header states
+    if not a.numel():  # nothing to compare, even if a damaged header states many rows of no elements
         return equal
     a, b = (each.resolve_conj().resolve_neg().contiguous().view(rows, layout.dim) for each in (a, b))
     if a.is_complex() or b.is_complex():  # real and imaginary parts are elements
         both = torch.promote_types(a.dtype, b.dtype)
         a, b = (torch.view_as_real(each.to(both)).view(rows, 2 * layout.dim) for each in (a, b))
     a, b = (each.view(torch.uint8) if each.dtype in _EXACT else each for each in (a, b))
-    # float32 holds sums of fewer than 2^20 16-bit terms to 1e-4.
+    # float32 is accurate to 1e-4 for sums of fewer than 2^20 16-bit terms.
     narrow = all(dtype.is_floating_point and dtype.itemsize <= 4 for dtype in (a.dtype, b.dtype))
     errors: Tensor | None = None
     nan, factors = 0, torch.zeros(3, dtype=torch.float64)
     step = max(_BLOCK // max(layout.dim, 1), 1)
     for start in range(0, rows, step):
         x, y = a[start : start + step], b[start : start + step]
-        # A sum of all is NaN if one is, and costs less than looking at each.
+        # The sum is NaN if any element is, and costs less than testing each.
         if x.is_floating_point() and y.is_floating_point() and math.isnan(float(x.float().sum())):
             nan += int((x.float().isnan() & y.float().isnan()).any(-1).sum())
         if x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)):
@@ -435,7 +436,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute the error of each row of two [rows, dim] tensors, as `TensorCell` has it. Equal infinities and NaNs are equal."""
+    """Compute each row's error between two [rows, dim] tensors, as defined in `TensorCell`. Infinities and NaNs can be equal."""
     apart, x = _apart(a, b, dtype), a.to(dtype)
     size = torch.where(x.isfinite(), x.abs(), 0.0)
     difference = apart.sum(-1)
@@ -445,24 +446,24 @@ def _errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _apart(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute |b - a|, of integers without rounding; 0 where both are the same infinity or NaN."""
-    if not a.is_floating_point() and not b.is_floating_point():  # beyond 2^53 float64 has not all of them
+    """Compute |b - a|, without rounding for integers; 0 where both are the same infinity or NaN."""
+    if not a.is_floating_point() and not b.is_floating_point():  # float64 cannot represent all integers above 2^53
         return (b.long() - a.long()).to(dtype).abs_()
     x, y = a.to(dtype), b.to(dtype)
     return (y - x).abs_().masked_fill_((x == y) | (x.isnan() & y.isnan()), 0.0)
 
 
 def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float) -> Tensor:
-    """Judge the columns of two [rows, dim] tensors, and all of them together, each by its own size over all tokens.
+    """Judge the columns of two [rows, dim] tensors, and all columns together, each relative to its own size over all tokens.
 
-    A factor that all rows have, and dimensions that are quiet beside massive ones, are too small for the bound of a row. A column
-    is one dimension of one head. It is out of bounds if Σ|b - a| is above `_COLUMN` bounds of Σ|a|, or if one side is the other
-    times a factor: the slope of b over a is off 1 by more than `factor` and `_ERRORS_SEEN` of its standard errors. Fewer than
-    `_LEAST_ROWS` rows show no column, and fewer elements that count no factor. Of 4,080 simulated pairs of honest products, sums
-    with massive dimensions, attention outputs and norms of 4 to 300 tokens in three dtypes, none had either out of bounds.
+    The bound of a row misses a factor common to all rows, and errors in dimensions that are small next to massive ones. A column
+    is one dimension of one head. It is out of bounds if Σ|b - a| exceeds `_COLUMN` bounds of Σ|a|, or if one side is the other
+    times a factor: the slope of b over a differs from 1 by more than `factor` plus `_ERRORS_SEEN` standard errors. Columns need
+    `_LEAST_ROWS` rows, and a factor needs as many significant elements. Of 4,080 simulated pairs of correct products, sums with
+    massive dimensions, attention outputs and norms with 4 to 300 tokens in three dtypes, none was out of bounds by either test.
 
     Returns:
-        By how much of its bound the worst column is off in which a row differs: [rows], at most 1 where none is out of bounds.
+        For each row [rows], the largest error, in units of its bound, of a column in which the row differs; at most 1 is in bounds.
     """
     heads, dim = layout.heads, a.shape[1]
 
@@ -478,7 +479,7 @@ def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float
     def block(start: int) -> tuple[Tensor, Tensor]:
         size, other = (each[start : start + step].to(wide) for each in (x, y))
         apart, size = (other - size).nan_to_num_(0.0, 0.0, 0.0), size.nan_to_num(0.0, 0.0, 0.0)
-        # A massive token counts as any other.
+        # A massive token counts the same as any other.
         scale = size.abs().amax(-1, keepdim=True)
         return (size / scale).nan_to_num_(0.0), apart.div_(scale).nan_to_num_(0.0, 0.0, 0.0)
 
@@ -489,7 +490,7 @@ def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float
         return torch.stack(sums).sum(0)
 
     lost, size, product, square = summed(lambda size, apart: (apart.abs(), size.abs(), size * apart, size * size))
-    # What is zero beside the others shows nothing but its rounding.
+    # A column that is zero relative to the others shows only rounding.
     least = torch.finfo(torch.bfloat16).eps ** 2 * float(size.mean())
     off = (lost / (_COLUMN * bound * size + least)).nan_to_num(0.0)
     slopes, of_all = torch.where(size > least, product / square, 0.0), torch.zeros(1)
@@ -507,23 +508,23 @@ def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float
 
 
 def _by_factor(slope: Tensor, square: Tensor, fourth: Tensor) -> Tensor:
-    """Return by how much a slope is off, beyond `_ERRORS_SEEN` standard errors of it, by its residuals; 0 of a few elements."""
+    """Return a slope's excess over `_ERRORS_SEEN` standard errors, estimated from residuals; 0 for too few elements."""
     error = (fourth[0] - 2 * slope * fourth[1] + slope**2 * fourth[2]).clamp(min=0).sqrt() / square
     enough = square**2 >= _LEAST_ROWS * fourth[2]
     return torch.where(enough, slope.abs() - _ERRORS_SEEN * error, 0.0).nan_to_num(0.0)
 
 
 def _stored_errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compare rows of two [rows, dim] tensors as `dtype` stores them, an 8-bit float.
+    """Compare rows of two [rows, dim] tensors after rounding to `dtype`, an 8-bit float.
 
-    Two sides that round numbers which are nearly the same store the same, or neighbours where a tie lies between them: a share
-    |d| / step of the elements that are |d| apart before. So a row is out of bounds if an element is off by more than a step (or by
-    what 16-bit arithmetic explains, of the largest element), if the sum of the differences is above a quarter of the steps (|d| of
-    e4m3 is then what 16 bits explain), or if one side is the other times a factor. Sums get four standard deviations of elements
-    that step with probability 1/4. No false alarm in 7 million simulated cells of 1 to 4,096 elements at |d| up to 2^-7.
+    Two nearly equal numbers round to the same value, or to neighbours if a tie lies between them. Of elements that were |d| apart,
+    a share |d| / step rounds to neighbours. So a row is out of bounds if an element is off by more than a step (or by more than
+    16-bit arithmetic explains, relative to the largest element), if the sum of differences exceeds a quarter of the steps (|d| of
+    e4m3 is then what 16 bits explain), or if one side is the other times a factor. Sums may vary by four standard deviations of
+    elements that step with probability 1/4. No false alarm in 7 million simulated cells of 1 to 4,096 elements at |d| up to 2^-7.
 
     Returns:
-        The largest of the three by its bound, [rows], NaN if one side is not finite; and the sums that `_factor` takes.
+        The largest of the three in units of its bound, [rows], NaN if one side is not finite; and the sums that `_factor` takes.
     """
     format_, step = torch.finfo(dtype), _step_of_one(dtype)
     x, y = (
@@ -544,16 +545,16 @@ def _stored_errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def _factor(product: Tensor, square: Tensor, steps: Tensor) -> Tensor:
-    """Return by how much of its bound the slope of b over a, sum a b / sum a a, is off 1."""
+    """Return the distance from 1 of the slope of b over a, sum a b / sum a a, in units of its bound."""
     return product.abs() / (_FACTOR * square + 2 * steps.sqrt()).clamp(min=1e-300)
 
 
 def _summary(layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
-    """Summarise `errors` and `out` (which cells are out of bounds): [rows], in the order of the tensor."""
+    """Summarise `errors` and `out` (cells out of bounds), both [rows] in the tensor's order."""
     axes = "".join(sorted(layout.axes, key="bth".index))
     order = [layout.axes.index(letter) for letter in axes]
     by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors.astype(np.float64), out))
-    # A NaN is worse than an infinite ratio.
+    # A NaN ranks as worse than an infinite ratio.
     finite = np.nan_to_num(by_place, nan=0.0, posinf=np.finfo(np.float64).max)
     ranked = np.where(np.isnan(by_place), np.inf, finite)
 

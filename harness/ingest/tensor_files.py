@@ -1,7 +1,7 @@
-"""Tensors by name: a file, or a folder of files, as safetensors, PyTorch or NumPy write them. Nothing in a file is executed.
+"""Reads named tensors from a file or a folder of safetensors, PyTorch or NumPy files. Nothing in a file is executed.
 
-PyTorch files are opened with ``torch.load(weights_only=True)``, which admits tensors in plain containers only, and NumPy's without
-pickle. NumPy has no bfloat16: `ml_dtypes` saves one as two bytes without a type (``V2``), which is refused.
+PyTorch files are opened with ``torch.load(weights_only=True)``, which allows only tensors in plain containers, and NumPy files
+without pickle. NumPy lacks bfloat16: `ml_dtypes` saves it as two bytes without a type (``V2``), which is refused.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class StoredTensor:
     """One tensor of a dump.
 
     Attributes:
-        key: its name, behind the path of its file within the folder; the same for the same tensor of another dump.
-        series: its key without the number of its pass; the same in all passes of a dump.
+        key: its file's path within the folder, then its name; the same for the same tensor in another dump.
+        series: its key without the pass number; the same in all passes of a dump.
         path: its file.
-        map: gives the tensor, mapped where the format allows it.
-        step: number of the forward pass; 0 if passes are not counted.
-        layer: see `place_of`, as of the next two.
+        map: returns the tensor, memory-mapped if the format allows it.
+        step: number of the forward pass, or 0 if passes are not counted.
+        layer: see `place_of`, also for the next two.
         boundary: such as "attention".
-        name: without its layer, for example "self_attn.attn.output".
+        name: the name without its layer, such as "self_attn.attn.output".
     """
 
     key: str
@@ -73,7 +73,7 @@ def _tensor_files(path: Path) -> list[Path]:
 
 
 def other_files(path: Path) -> dict[str, Path]:
-    """Return the files of a folder that assay does not read, by name, without hidden ones and text that people read."""
+    """Return a folder's files that assay does not read, by name, except hidden files and text for people."""
     return {
         str(file.relative_to(path)): file
         for file in sorted(path.rglob("*") if path.is_dir() else ())
@@ -82,7 +82,7 @@ def other_files(path: Path) -> dict[str, Path]:
 
 
 def _recognises(source: SourceFile) -> bool:
-    """Recognise a folder with a tensor file, or a file that begins as one or is named so: a damaged one is to be named as such."""
+    """Recognise a folder with a tensor file, or a file by its first bytes or its suffix, so that damaged files are reported."""
     if source.path.is_dir() or source.path.suffix in _NAMED:
         return bool(_tensor_files(source.path))
     length = int.from_bytes(source.head[:8], "little")
@@ -92,13 +92,13 @@ def _recognises(source: SourceFile) -> bool:
 
 
 def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
-    """List the tensors of a file or a folder, in depth order: pass, layer, boundary. Data is read only of .pt files.
+    """List the tensors in a file or folder, in depth order: pass, layer, boundary. Only .pt files are loaded.
 
     Returns:
-        What was read, whose notes name the files that could not be, and the tensors.
+        A record whose notes name the files that could not be read, and the tensors.
 
     Raises:
-        UsageError: there is nothing at `path`, or no tensor file.
+        UsageError: `path` does not exist, or has no tensor file.
         EvidenceError: it holds no tensor, or none of its files can be read.
     """
     files = _tensor_files(path) if path.exists() else []
@@ -109,7 +109,7 @@ def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
     refused: list[EvidenceError] = []
     for file in files:
         inside = "" if path == file else f"{file.relative_to(path)}/"
-        # A folder of passes has a file for each: pass_3.safetensors.
+        # A folder of passes has one file for each: pass_3.safetensors.
         numbered = re.search(r"(\d+)$", file.stem) if inside else None
         series = inside.removesuffix("/").removesuffix(file.suffix).rstrip("0123456789")
         try:
@@ -130,7 +130,7 @@ def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Yield the name of each tensor of a file, and what maps it."""
+    """Yield the name of each tensor in a file, and a function that maps it."""
     if file.suffix == ".safetensors":
         for name in _opened_safetensors(file).keys():  # noqa: SIM118 - a handle cannot be iterated
             yield name, partial(_opened_safetensors(file).get_tensor, name)
@@ -148,13 +148,13 @@ def _entries(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
 
 @lru_cache(maxsize=4)
 def _opened_safetensors(file: Path) -> Any:
-    """Open a file. The last few stay open: their tensors are asked for one after the other."""
+    """Open a file. The last few files stay open, since their tensors are requested one after the other."""
     regular_file(file)
     return safe_open(file, framework="pt")
 
 
 def _array(file: Path, name: str = "") -> Tensor:
-    """Load an array as a tensor, mapped where it is a file of its own."""
+    """Load an array as a tensor, memory-mapped if it has a separate file."""
     if name:
         with np.load(file, allow_pickle=False) as members:
             array = members[name]
@@ -166,7 +166,7 @@ def _array(file: Path, name: str = "") -> Tensor:
 
 @lru_cache(maxsize=4)
 def _loaded_torch(file: Path) -> dict[str, Tensor]:
-    """Load the tensors of a PyTorch file, mapped where it is a zip file, as PyTorch 1.6 and later write it."""
+    """Load the tensors of a PyTorch file, memory-mapped if it is a zip file, as PyTorch 1.6 and later write."""
     try:
         leaves = list(_leaves(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))))
     except pickle.UnpicklingError as error:
@@ -179,17 +179,17 @@ def _loaded_torch(file: Path) -> dict[str, Tensor]:
             raise EvidenceError(
                 f"{file} holds two tensors named {name}.", "a name for each", "rename one, and save again"
             )
-        # A meta, sparse or expanded tensor stands for more numbers than the file holds.
+        # A meta, sparse or expanded tensor represents more numbers than the file holds.
         if tensor.layout != torch.strided or tensor.is_meta or tensor.nbytes > file.stat().st_size:
             says = f"{name} in {file} is not a dense tensor."
             raise EvidenceError(says, "all of its numbers in the file", "save .contiguous()")
-        # The integers of a quantized tensor alone do not tell its scale.
+        # A quantized tensor's integers alone lack its scale.
         held[name] = tensor.dequantize() if tensor.is_quantized else tensor
     return held
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors and numbers in nested dicts, lists and tuples, with dotted names: ``{"a": [x, y]}`` has "a.0" and "a.1"."""
+    """Yield tensors and numbers in nested dicts, lists and tuples with dotted names: ``{"a": [x, y]}`` yields "a.0" and "a.1"."""
     if isinstance(value, Tensor):
         yield name or "tensor", value
     elif isinstance(value, bool | int | float | complex):
@@ -202,7 +202,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _read(source: SourceFile) -> FileDocument:
-    """List its tensors, for ``assay ingest``."""
+    """List a file's tensors for ``assay ingest``."""
     file, tensors = open_dump(source.path)
     layers = {tensor.layer for tensor in tensors if tensor.layer is not None}
     passes = {tensor.step for tensor in tensors}
@@ -210,7 +210,7 @@ def _read(source: SourceFile) -> FileDocument:
     facts = (
         Fact(id="tensors", title="Tensors", text=says),
         Fact(id="layers", title="Layers", text=ranges(layers)),
-        Fact(id="next", title="What to do with it", text="assay compare A B names the first difference of two of them"),
+        Fact(id="next", title="What to do with it", text="assay compare A B finds the first difference of two dumps"),
     )
     counts = Counter(tensor.boundary for tensor in tensors)
     rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())

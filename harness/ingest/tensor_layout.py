@@ -1,4 +1,4 @@
-"""Names of tensors -> the layer and the boundary of a model, by the module names that Hugging Face models and SGLang share."""
+"""Maps tensor names to a model's layer and boundary, by the module names that Hugging Face models and SGLang share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from assay.harness.engines.model import ModelShape
 
 _LAYER = re.compile(r"(?:^|[._])(?:layers?|blocks?|h)[._](\d+)(?=[._]|$)")
-# Boundaries by the first pattern that a name matches: "attn" is in the names of projections too, so it comes late.
+# Boundaries by the first pattern that a name matches. Names of projections contain "attn" too, so it comes late.
 _BOUNDARIES = (
     ("embedding", r"embed|wte|tok_emb"),
     ("attention norm", r"input_layernorm|attention_norm|ln_1|pre_attn"),
@@ -33,9 +33,9 @@ _SIDES = re.compile(r"(?:^|[._])(q|k|v|query|key|value)(?:[._]|$)")
 
 
 def place_of(name: str) -> tuple[int | None, str, str]:
-    """Return the layer, the boundary and the rest of the name of a tensor, such as "model.layers.3.self_attn.attn".
+    """Return the layer, the boundary and the remaining name of a tensor, such as "model.layers.3.self_attn.attn".
 
-    The layer is None for what lies outside of the layers; the boundary, such as "o_proj", is "other" if the name does not tell.
+    The layer is None outside the layers; the boundary, such as "o_proj", is "other" if the name does not say.
     """
     match = _LAYER.search(name)
     rest = (name[match.end() :].lstrip("._") or "layer") if match else name
@@ -43,13 +43,13 @@ def place_of(name: str) -> tuple[int | None, str, str]:
 
 
 def depth_of(layer: int | None, boundary: str) -> tuple[int, int]:
-    """Return the rank of a place: layer, then boundary. No file keeps the order of execution."""
+    """Return a sort key: layer, then boundary. Files do not keep the order of execution."""
     outside = -1 if boundary == "embedding" else 1 << 30
     return outside if layer is None else layer, _DEPTH.index(boundary) if boundary in _DEPTH else len(_DEPTH)
 
 
 def _boundary_of(name: str) -> str:
-    """Return the boundary that a name without its layer stands for; "other" if it does not tell."""
+    """Return the boundary for a name without its layer, or "other" if the name does not say."""
     if name in ("layer", "output", "layer.output"):
         return "layer"
     lower = name.lower()
@@ -60,23 +60,23 @@ def _boundary_of(name: str) -> str:
 
 
 def _has_heads(name: str) -> bool:
-    """Return True if the last dimension of such a tensor holds heads: q, k, v, or the output of attention, before o_proj."""
+    """Return True if the tensor's last dimension holds heads: q, k, v, or the attention output before o_proj."""
     return _boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
 
 
-# Letters of a layout: place in the batch, token, head, and the dimension that a cell is summed over.
+# Letters of a layout: index in the batch, token, head, and the dimension that a cell sums over.
 _AXES = "bthd"
 
 
 class Layout(NamedTuple):
-    """The meaning of a tensor's leading dimensions. Its last dimension is summed over, per cell.
+    """The meaning of a tensor's leading dimensions. A cell sums over the last dimension.
 
     Attributes:
-        axes: a letter of "bth" for each leading dimension; "t" for all of them together where they are ambiguous.
+        axes: a letter of "bth" for each leading dimension, or "t" for all together if they are ambiguous.
         lead: sizes of the leading dimensions.
-        dim: elements of a cell.
-        known: whether --layout, a model or the rows of several passes tell them; otherwise they are assumed.
-        either: the layouts that are as likely, where they are ambiguous.
+        dim: elements per cell.
+        known: whether --layout, a model or the rows of several passes determine the layout; otherwise it is assumed.
+        either: the equally likely layouts, if the layout is ambiguous.
     """
 
     axes: str
@@ -87,26 +87,26 @@ class Layout(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Heads that it splits a tensor into; 1 if it has no such dimension."""
+        """Number of heads, or 1 if there is no head dimension."""
         return self.lead[self.axes.index("h")] if "h" in self.axes else 1
 
 
 def layout_of(
     name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "", rows: int | None = None
 ) -> Layout:
-    """Infer how to read a tensor.
+    """Infer the layout of a tensor.
 
     Args:
-        name: of the tensor, which tells whether it has heads.
+        name: the tensor's name, which shows whether it has heads.
         shape: its shape.
-        model: splits the last dimension of q, k, v and attention outputs into heads, where it fits.
-        axes: letters of `_AXES` for all dimensions, such as "bhtd", instead of a guess; used where the number of dimensions fits.
-        rows: the dimension along which passes were put together, which is that of tokens; None for a single pass.
+        model: the model's shape; it splits the last dimension of q, k, v and attention outputs into heads if it fits.
+        axes: letters of `_AXES` for all dimensions, such as "bhtd", instead of a guess; used if the number of dimensions fits.
+        rows: the token dimension, along which passes were concatenated, or None for a single pass.
     """
     shape = tuple(shape)
     if axes and len(axes) == len(shape):
         return Layout(axes.removesuffix("d"), shape[:-1], shape[-1], known=True)
-    if len(shape) <= 1:  # of tokens, or of a hidden state
+    if len(shape) <= 1:  # tokens, or a hidden state
         return Layout("t" * len(shape), shape, 1, either=("t", "d") if shape else ())
     if len(shape) > 4:
         return Layout("t", (math.prod(shape[:-1]),), shape[-1], either=("d",))
@@ -117,7 +117,7 @@ def layout_of(
     sizes, dim = shape[:-1], shape[-1]
 
     def fits(lead: str) -> bool:
-        """Return True if the heads of the model are where a layout has them."""
+        """Return True if the layout's head dimension has the model's number of heads."""
         counts = (model.q_heads, model.kv_heads) if model and heads else ()
         split = sizes[lead.index("h")] if "h" in lead else 0
         return any((dim, split) in ((model.head_dim, count), (count * model.head_dim, 0)) for count in counts if model)
@@ -133,10 +133,10 @@ def layout_of(
 
 
 def check_axes(axes: str) -> str:
-    """Return `axes`, if it is a layout.
+    """Return `axes` if it is a valid layout.
 
     Raises:
-        UsageError: it is not.
+        UsageError: `axes` is not a layout.
     """
     good = len(set(axes)) == len(axes) and set(axes) <= set(_AXES) and "t" in axes and axes.endswith("d")
     if axes and not good:

@@ -1,6 +1,6 @@
-"""Compares two traces: the first difference with both places, and a summary of all.
+"""Compares two traces: the first difference with both places, and a summary of all differences.
 
-What is compared is the structure: which steps a request takes, in which order, and what it answers.
+The comparison covers structure: which steps a request takes, in which order, and its answer.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from assay.harness.statement import Statement, state
 from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
 
-# Most rows of the summary.
+# Most rows in the summary.
 _KINDS_SHOWN = 50
 _ONE = {ADD: ("add", "add-one"), FORK: ("fork", "fork-one")}
-# Pairs of equal items beyond which two sequences are not aligned: time grows with them.
+# Most pairs of equal items for which two sequences are aligned, since time grows with their number.
 _MOST_COMPARED = 5_000_000
 
 
 def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
-    """Compare two traces, as far as they can be."""
+    """Compare two traces as far as possible."""
     differences = list(_differences(a, b))
     unread = [(side.file.path, side.file.unread) for side in (a, b) if side.file.unread]
     empty = [side for side in (a, b) if not any(segment.steps for track in side.tracks for segment in track.segments)]
@@ -58,12 +58,12 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
 
 
 def _differ(where: str, a: Statement | None, b: Statement | None, lines: tuple[int, int]) -> TraceDifference:
-    """Make a difference. A side that does nothing there has None, and the line before, or 0 if that is not known."""
+    """Make a difference. A side that does nothing there is None, with the line before, or 0 if that is unknown."""
     return TraceDifference(where=where, a=a, b=b, count=1, lines=lines)
 
 
 def _differences(a: StepTrace, b: StepTrace) -> Iterator[TraceDifference]:
-    """Yield all differences, in the order of the traces: the setup, then the requests, matched by their order."""
+    """Yield all differences in trace order: the setup, then the requests, matched by position."""
     yield from _of_segments("the engine", a.setup, b.setup)
     for ours, theirs in zip_longest(a.tracks, b.tracks):
         if ours is not None and theirs is not None:
@@ -74,7 +74,7 @@ def _differences(a: StepTrace, b: StepTrace) -> Iterator[TraceDifference]:
 
 
 def _only(where: str, has: Statement, left: bool, at: int, after: int) -> TraceDifference:
-    """Make the difference that one trace alone has: at a line, and where it is missing after one."""
+    """Make a difference that only one trace has, at line `at`; the other lacks it after line `after`."""
     return _differ(where, has, None, (at, after)) if left else _differ(where, None, has, (after, at))
 
 
@@ -109,7 +109,7 @@ def _of_segments(name: str, a: Segment, b: Segment) -> Iterator[TraceDifference]
 
 
 def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceLine | None, int]:
-    """Return a line and its number; where there is none, None and the number of the last line before `end`."""
+    """Return a line and its number, or None and the number of the last line before `end` if there is no such line."""
     if index is not None and index < len(segment.lines):
         return segment.lines[index], segment.lines[index].number
     before = (end if index is None else index) - 1
@@ -124,7 +124,7 @@ def _of_line(line: TraceLine | None) -> Statement | None:
 
 @cache
 def _does(does: str, name: str = "") -> Statement:
-    """State what a trace does at a line: which kind of thing, and the name of what it is done with."""
+    """State a trace's action at a line: its kind and the name of its object."""
     return state("trace-does", does=does, name=name)
 
 
@@ -139,7 +139,7 @@ def _of_answers(a: Track, b: Track) -> TraceDifference:
 
 
 def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int, int, int]]:
-    """List what differs between two sequences, as a[a1:a2] in place of b[b1:b2]; all of it if that is too much."""
+    """List the differences between two sequences, as a[a1:a2] in place of b[b1:b2]. Too long sequences differ as a whole."""
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     most = min(len(a), len(b)) - start
     end = next((i for i in range(most) if a[-1 - i] != b[-1 - i]), most)

@@ -21,7 +21,7 @@ _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Compare the candidate with its accepted baseline, and check which baselines match, if the run was to be compared."""
+    """Compare the candidate with its accepted baseline, and check which baselines match, if the run asked for this comparison."""
     if run.baselines is None:
         return Judged()
     if "candidate" not in run.baselines.used:
@@ -100,9 +100,9 @@ def _judge(
 def _check_baselines(
     sides: Mapping[Role, Side], policy: Policy, status: Status, served: Sequence[str] = ()
 ) -> list[Check]:
-    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale.
+    """Check that accepted baselines match: the candidate's, and the reference's if it should be stored, or is stale.
 
-    A stale baseline of the candidate rules out a pass. Where that of the reference is stale, its server was asked instead.
+    A stale baseline of the candidate rules out a pass. If the reference's is stale, its server was asked instead.
 
     Args:
         served: differences between the candidate's server and the accepted one.

@@ -29,7 +29,7 @@ from assay.harness.verdict import Check, Finding, Requirement
 LOSS = "loss-of-accuracy"
 
 
-_STEADY = 64  # questions that both roles got right, or wrong, kept to be read
+_STEADY = 64  # questions that both roles got right, or wrong, to keep for reading
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -69,7 +69,7 @@ def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
 
 
 def _check_question_plan(run: RunEvidence) -> Check:
-    """Check that order and stopping rule were recorded before the first question was asked, and are those of the run."""
+    """Check that order and stopping rule were recorded before the first question was asked, and match the run's."""
     plan, rule = run.question_plan, run.accuracy.rule
     expected = (run.spec.workload.order_seed, rule.margin, rule.alpha, rule.regression_alpha)
     required = Requirement("question-plan")
@@ -99,7 +99,7 @@ def _check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) ->
 
 def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:
     """Judge if the candidate's accuracy is non-inferior, within the policy's margin, at answers of the same length."""
-    # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
+    # Only the answers that the test read: one set for every number of the suite. Answers after the verdict are left out.
     pairs, result, policy, workload = run.read, run.accuracy, run.spec.policy, run.spec.workload
     lost, gained = flips(pairs)
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
@@ -203,5 +203,5 @@ def accuracy_finding(pairs: Sequence[Pair], reproduce: str) -> Finding:
 
 
 def _row(row: ConditionRow) -> tuple[str, int, int, int]:
-    """Return the bucket of a condition, the answers that the candidate and the reference got right in it, and the questions."""
+    """Return the bucket of a condition, its right answers by the candidate and by the reference, and its questions."""
     return row.bucket, row.candidate_right, row.reference_right, row.items

@@ -1,11 +1,11 @@
 """Lengths of both roles' answers to the same prompts, in tokens: their ratio, and how many answers ran to the token limit.
 
 The ratio is of sums, candidate over reference. A bound B of it is tested by the mean of ``candidate - B * reference`` over the
-prompts, which is 0 where the ratio is B (Fieller, JRSS B 16, 175-185 (1954)), with the bootstrap-t interval of skewed values
+prompts, which is 0 if the ratio is B (Fieller, JRSS B 16, 175-185 (1954)), with the bootstrap-t interval of skewed values
 (`assay.harness.stats.bootstrap`). An answer that ran to the token limit counts with the limit: the ratio then understates a
-difference, so the numbers of these answers are compared by themselves (exact McNemar test).
+difference, so the numbers of these answers are compared separately (exact McNemar test).
 
-Servers may count tokens in other ways, such as with the one that ends an answer. Where most texts that are equal have other counts,
+Servers may count tokens differently, for example including the one that ends an answer. If the counts of most equal texts differ,
 lengths are compared in characters: equal texts are equally long.
 """
 
@@ -26,8 +26,8 @@ from assay.harness.verdict import Check, Finding, Requirement
 
 # Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too.
 _LENGTH_BOUND = 0.05
-# Error rate of calling a change of length a regression. It is added to that of a run, since lengths are tested in addition to the
-# suites and are not corrected for their number.
+# Error rate of calling a change of length a regression. It is added to the run's, since lengths are tested in addition to the
+# suites, without a correction for their number.
 _SURE = 1e-3
 
 
@@ -44,10 +44,10 @@ class AnswerEnd(NamedTuple):
     """Where and why an answer ended.
 
     Attributes:
-        reason: "stop", "length", "abort", "content_filter", ..., or empty where it is not known.
-        tokens: its length.
-        at: the token or the string at which it stopped, or empty where the server does not report it.
-        text: the answer, or empty where it is not known.
+        reason: "stop", "length", "abort", "content_filter", ..., or empty if unknown.
+        tokens: length of the answer.
+        at: the token or the string at which it stopped, or empty if the server does not report it.
+        text: the answer, or empty if unknown.
     """
 
     reason: str
@@ -70,7 +70,7 @@ _SEEN = 0.05
 
 
 class AnswerLengths(Part):
-    """Lengths of both roles' answers to the same prompts, in tokens, or in characters where tokens are counted in another way."""
+    """Lengths of both roles' answers to the same prompts, in tokens, or in characters if the servers count tokens differently."""
 
     prompts: int = Field(description="prompts that both answered")
     reference: float = Field(description="mean length")
@@ -79,17 +79,15 @@ class AnswerLengths(Part):
     shorter: int
     reference_cut: int = Field(description="answers that ran to the token limit")
     candidate_cut: int
-    ratio: float | None = Field(
-        None, description="mean length, candidate over reference, or null where it is undefined"
-    )
+    ratio: float | None = Field(None, description="mean length, candidate over reference, or null if undefined")
     low: float | None = Field(None, description="lower bound of the ratio, or null with too few answers")
     high: float | None = Field(None, description="upper bound of the ratio, of the same level")
     p_beyond: float = Field(1.0, description='p value of "the ratio is within the bound", two-sided')
     p_cut: float = Field(1.0, description='exact McNemar p value of "as many ran to the token limit"')
     recounted: float | None = Field(
         None,
-        description="tokens that the candidate's server counts more for a text that is equal, on average; lengths are then in "
-        "characters, as they are at 0, where no tokens are recorded. null: equal texts have equal counts, or none is equal",
+        description="tokens that the candidate's server counts more for an equal text, on average; lengths are then in "
+        "characters, as they are at 0, if no tokens are recorded. null: equal texts have equal counts, or none is equal",
     )
     bound: float = Field(_LENGTH_BOUND, description="largest change of the ratio from 1 that passes")
 
@@ -114,7 +112,7 @@ class AnswerLengths(Part):
 
     @property
     def more_cut(self) -> bool:
-        """True if answers of one role are shown to run to the limit more often: by however few, their lengths are not known."""
+        """True if answers of one role are shown to run to the limit more often, however slightly: their lengths are unknown."""
         return self.p_cut < _SEEN
 
     @property
@@ -156,8 +154,8 @@ def compare_lengths(
 
     Args:
         bound: largest change of the ratio from 1 that passes.
-        units: what each prompt was drawn with, empty for one drawn alone; prompts of one unit depend on each other, and count once.
-        counted: whether the lengths are counts of tokens; they are in characters otherwise.
+        units: the unit of each prompt, or empty for one drawn alone; prompts of one unit are dependent, and count once.
+        counted: whether the lengths are counts of tokens instead of characters.
     """
     recounted = _recounted(pairs) if counted else 0.0
     lengths = [
@@ -232,8 +230,8 @@ def state_lengths(id: str, lengths: AnswerLengths, **values: object) -> Statemen
 def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, forced: bool = False) -> Check:
     """Check that no difference is seen. What too few answers leave open is not checked.
 
-    A ratio that was measured beyond the bound is never met, whether or not it is shown to differ from 1, and neither are lengths of
-    which more of one role ran to the limit (exact McNemar test, at 0.05). Rates of sets without a pass, simulated
+    A ratio that was measured beyond the bound is never met, whether or not it is shown to differ from 1, and neither are lengths if
+    more answers of one role ran to the limit (exact McNemar test, at 0.05). Rates of sets without a pass, simulated
     (``benchmarks/accuracy_errors.py --lengths``), for 50, 200 and 1,000 prompts of log-normal lengths (sigma .6):
 
         equal lengths that all differ by a sigma of .3      35 %     5 %     0
@@ -245,9 +243,9 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, fo
         1 % of the candidate to a limit of 4 means          34 %    17 %    94 % (2.5 % without that test)
         5 % of the candidate to a limit of 4 means          87 %    99 %   100 %
 
-    Of the runaways to 36 means, each set that has one is not met; the others have none. The price is paid by honest lengths that
-    scatter: at a sigma of .5, the ratio of 200 prompts has a standard error of 4 %, and only more prompts lower it. The geometric
-    mean of the prompts' ratios does not: it is off by half a variance where one role scatters.
+    Of the sets with runaways to 36 means, all that contain one are unmet; the others have none. Honest lengths that scatter pay the
+    price: at a sigma of .5, the ratio of 200 prompts has a standard error of 4 %, and only more prompts lower it. The geometric
+    mean of the prompts' ratios does not help: it is off by half a variance if one role scatters.
 
     Args:
         sides: names of both.
@@ -269,8 +267,8 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, fo
 def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES, *, units: Sequence[str] = ()) -> Check:
     """Check that no role's answers end more often for a reason, such as another stop token, but for the limit.
 
-    What ends an answer of one role alone and is no end of its own, such as an abort or a filter, fails at the first. What an answer
-    stopped at counts where both servers always tell. Prompts with an unknown reason are left out; those of one unit count once.
+    An end that only one role's answers have and that is not the model's own, such as an abort or a filter, fails at its first
+    occurrence. The stop token counts if both servers always report it. Prompts without a reason are omitted; units count once.
     """
     requirement = Requirement("finish-reasons", sides=sides)
     units = [unit for unit, pair in zip(units, pairs, strict=bool(units)) if all(end.reason for end in pair)]
@@ -309,7 +307,7 @@ def state_beyond(lengths: AnswerLengths, whose: str = "The candidate") -> Statem
 def lengths_finding(
     lengths: AnswerLengths, reproduce: str, consequence: Literal["costs", "faster", "slower"], *, serious: bool
 ) -> Finding:
-    """Make the finding of answers of another length.
+    """Make the finding that answers differ in length.
 
     Args:
         consequence: every answer costs as much more or less, or a candidate that was timed whole would look faster or slower.

@@ -32,7 +32,7 @@ class Pair:
 
     @property
     def loss(self) -> int:
-        """1 where only the reference is right, -1 where only the candidate is, else 0."""
+        """1 if only the reference is right, -1 if only the candidate is, or else 0."""
         return self.right("reference") - self.right("candidate")
 
     def of(self, role: Role) -> Answer:
@@ -47,7 +47,7 @@ class Pairing:
     Attributes:
         pairs: in the order of the items.
         mismatched: ids of the items whose prompt is not the same in item, reference answer and candidate answer.
-        repeated: ids of the items that ask again what an earlier item asked; they count for nothing.
+        repeated: ids of the items that repeat an earlier item's question; they count for nothing.
     """
 
     pairs: tuple[Pair, ...]
@@ -137,7 +137,7 @@ def flips(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
     return [pair for pair in pairs if pair.loss > 0], [pair for pair in pairs if pair.loss < 0]
 
 
-# A condition is intact if the candidate lost at most this share of what the reference got right there.
+# A condition is intact if the candidate lost at most this share of the answers that the reference got right there.
 _INTACT_SHARE = 0.1
 # A condition is broken if its corrected p value is below this. Stricter than the policy's alpha: it decides no
 # verdict, but names one of several conditions as the cause, and a wrong name misleads more than none.
@@ -208,7 +208,7 @@ def _row(by: str, title: str, bucket: tuple[float, str], pairs: Sequence[Pair]) 
 
 
 class _Telling(NamedTuple):
-    """A split of the questions that separates where the candidate is right from where it is not.
+    """A split of the questions that separates conditions where the candidate is right from those where it is not.
 
     Attributes:
         p: p value of its worst condition, corrected for the number of conditions.
@@ -222,7 +222,7 @@ class _Telling(NamedTuple):
 
 
 def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
-    """Find the split that best separates where the candidate is right from where it is not.
+    """Find the split that best separates conditions where the candidate is right from those where it is not.
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
     other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of

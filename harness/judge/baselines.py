@@ -43,7 +43,7 @@ class Status(Record):
 
     Attributes:
         used: role -> name of the baseline that matches.
-        stale: role -> differences of the nearest baseline of its backend, where none matches: name, old and new value.
+        stale: role -> differences from the nearest baseline of its backend, if none matches: name, old and new value.
         unused: baselines of other backends or keys.
         damaged: baselines of other backends that cannot be read.
         stored_reference: whether the reference's answers came from the baseline, without a server.

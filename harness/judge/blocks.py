@@ -37,13 +37,13 @@ class Block:
         again: whether it is the role's second block of the round.
         order: position in the order of blocks.
         ttft_s: median time to first token.
-        itl_s: median of the requests' mean inter-token latencies. (A median of single gaps would be wrong by any factor where
-            a busy client reads several chunks at once, since most gaps are then nearly 0.)
+        itl_s: median of the requests' mean inter-token latencies. (A median of single gaps would be wrong by any factor if a
+            busy client reads several chunks at once, since most gaps are then nearly 0.)
         itl_p99_s: 99th percentile (nearest rank) of the single gaps of all requests.
         e2e_s: median latency of a complete answer.
         seconds: from sending the first request to the end of the last one.
-        cached_tokens: prompt tokens from the prefix cache, or None where the server does not report them.
-        means: means over the requests, by metric, where `time` has medians.
+        cached_tokens: prompt tokens from the prefix cache, or None if the server does not report them.
+        means: means over the requests, by metric, of the times whose medians `time` returns.
     """
 
     role: Role
@@ -100,11 +100,11 @@ def _block(timings: Sequence[Timing]) -> Block:
         statistics.median(gaps),
         max(t.sent_s + t.latency_s for t in timings) - min(t.sent_s for t in timings),
     )
-    if itl_s <= 0:  # on a machine that is busy elsewhere, chunks are held back and read together
+    if itl_s <= 0:  # on a busy machine, chunks are held back and read together
         raise ReadAtOnce(
             f"Block {first.block}: most answers came in one chunk, or at one instant, so inter-token latency is unknown.",
             "answers that are streamed token by token",
-            "remove what holds tokens back: a proxy, --stream-interval, or other work on this machine",
+            "remove the cause of the delay: a proxy, --stream-interval, or other work on this machine",
         )
     reported = [timing.cached_tokens for timing in timings if timing.cached_tokens is not None]
     return Block(

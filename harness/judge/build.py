@@ -17,6 +17,7 @@ from assay.harness.judge import (
     latency,
     logits_suite,
     own_error,
+    parting,
     same_servers,
     sensitivity,
 )
@@ -43,6 +44,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     envelope.claim,
     logits_suite.claim,
     own_error.matrix_claim,
+    parting.claim,
 )
 """The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on
 their results."""
@@ -63,7 +65,7 @@ def _build(folder: RunFolder) -> Report:
     times = latency.timed(folder) if "latency" in spec.workload.suites else ""
     run = RunEvidence.of(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
-    # Before `decide`: a regression must stand among all suites of the run.
+    # Before `decide`: a regression must hold up among all suites of the run.
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
     if progress.failure:
@@ -71,7 +73,7 @@ def _build(folder: RunFolder) -> Report:
         checks = [check for check in checks if check.status == "ok"]
     causes = list(chain.from_iterable(part.causes for part in judged))
     parts: dict[str, Any] = dict(chain.from_iterable(part.parts.items() for part in judged))
-    # The condition in which answers were lost is named only if Holm's correction has left the loss standing.
+    # The condition in which answers were lost is named only if Holm's correction upheld the loss.
     stands = any(
         (suite.id, suite.verdict, suite.decided_by) == ("accuracy", "regression", accuracy_suite.LOSS)
         for suite in suites
@@ -159,7 +161,7 @@ def policy_claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
 
 
 def _check_policy(run: RunEvidence) -> Check:
-    """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence."""
+    """Check that the policy is as strict as the default. The user may choose a weaker one, but never silently."""
     noise = run.manifest.noise.get("candidate", "")
     declared = noise if noise not in run.spec.policy.bounds else ""
     weaker = bool(run.spec.weakened or declared)
@@ -168,7 +170,7 @@ def _check_policy(run: RunEvidence) -> Check:
 
 
 def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
-    """Check that the suites ran that the policy requires; `line` is the policy's, empty for the default of a gate."""
+    """Check that the suites that the policy requires ran; `line` is the policy's, empty for the default of a gate."""
     return [
         Requirement("required")
         .of(suite)

@@ -1,4 +1,4 @@
-"""Counted attention calls -> what a report says of them."""
+"""Counted attention calls -> their summary in a report."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class CallSummary(Part):
     calls: int
     calls_with_cached_prefix: int
     calls_in_graphs: int = Field(0, description="calls inside CUDA graphs, counted at each replay on the device")
-    calls_compiled: int = Field(0, description="calls that code of torch.compile made")
+    calls_compiled: int = Field(0, description="calls from code of torch.compile")
     layers: int = Field(description="number of layers in which it was called")
 
 
 def call_summaries(counts: Sequence[CallCount]) -> tuple[CallSummary, ...]:
-    """Return the counts by phase and kernel, those with and without a cached prefix added up."""
+    """Sum the counts with and without a cached prefix, by phase and kernel."""
     groups: dict[tuple[str, str, str, str], list[CallCount]] = {}
     for count in counts:
         groups.setdefault((count.phase, count.kernel, count.backend, count.delegated_by), []).append(count)

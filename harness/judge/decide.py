@@ -17,7 +17,7 @@ _Suite = TypeVar("_Suite", bound=SuiteVerdict)
 def holm_corrected(suites: Sequence[_Suite], alpha: float) -> list[_Suite]:
     """Correct the suites' verdicts by Holm's method over all of them.
 
-    A run without any regression is then called one at most with probability `alpha`, however many suites it has.
+    The probability that a run without a regression is called one is then at most `alpha`, however many suites it has.
 
     A suite whose p value is not below alpha after the correction is inconclusive. A regression without a p value (an output that
     is not finite, a bug that was named) is certain, and counts as p = 0; a suite that tests nothing counts as p = 1. A pass needs
@@ -42,7 +42,7 @@ def decide(suites: Sequence[SuiteVerdict], checks: Sequence[Check], failure: Fai
     """Decide the verdict of a run or a bench.
 
     - *error*: the engine failed, even if something was measured before.
-    - *regression*: a suite regressed and the servers differed in nothing but the backend. Checks that are missing do not excuse it.
+    - *regression*: a suite regressed and the servers differed only in the treatment. Missing checks do not excuse it.
     - *pass*: every suite passed and no check failed or is missing.
     - *inconclusive*: anything else.
     """

@@ -29,7 +29,7 @@ def claim(run: RunEvidence) -> Judged:
 
 
 def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> EnvelopeResult | None:
-    """Determine the coverage of a verdict, or None where calls were not compared."""
+    """Determine the coverage of a verdict, or return None if calls were not compared."""
     counts = run.envelope
     if counts is None or counts.limits is None or not counts.calls:
         return None
@@ -55,7 +55,7 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
 
 
 def _unfelt(headers: Sequence[ShadowHeader], phases: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return feature -> the phases in which some layer asked for it, and none of its queries felt it in any process."""
+    """Return, by feature, the phases in which some layer asked for it but it changed none of the layer's queries in any process."""
     effects = {effect for header in headers for effect in header.effects}
     lacking = {
         (feature, phase)
@@ -92,7 +92,7 @@ def _reached(
 ) -> dict[str, dict[str, int]]:
     reached: dict[str, dict[str, int]] = {}
     for phase in phases:
-        # Without a gap: a length beyond one says nothing of those in it.
+        # Up to the first gap: a length beyond a gap says nothing about those in it.
         lengths = {
             quantity: next((last for first, last in ranges if first <= points[0] <= last), 0)
             for quantity, points in envelope.reach(limits).lengths[phase].items()
@@ -104,7 +104,7 @@ def _reached(
 
 
 def _met(counts: EnvelopeCounts, phase: str) -> dict[str, Ranges]:
-    """Return id of a condition that is a number -> its values in the calls of every layer."""
+    """Return the values of each numeric condition in the calls of every layer, by id of the condition."""
     numbers = (quantity for quantity in ENVELOPE_OF[phase] if isinstance(ENVELOPE[quantity], Buckets))
     return {quantity: counts.values(phase, quantity) for quantity in numbers}
 
@@ -139,7 +139,7 @@ def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, 
     """State the missing conditions and their likely cause.
 
     Args:
-        parted: number of served texts that part, or None for calls of the shadow.
+        parted: number of served texts that diverge, or None for calls of the shadow.
     """
     only_decode = {phase for phase, _, _ in missing} == {"decode"}
     cause = "" if only_decode or limits.prefix_cache else "no prefix cache"
@@ -153,12 +153,12 @@ def _lacking(missing: Missing) -> Statement:
     return state("calls-lacking", phase=phase, condition=condition, lacking=lacking)
 
 
-# A request passes through all layers, so one stands for them.
+# A request passes through all layers, so one represents them all.
 _ANY_LAYER = 0
 
 
 def _served(run: RunEvidence) -> EnvelopeCounts | None:
-    """Count the lengths that the candidate's own server answered, or return None where such answers are not compared."""
+    """Count the lengths that the candidate's own server answered, or return None if such answers are not compared."""
     if run.envelope is None or run.envelope.limits is None or not run.over_envelope:
         return None
     limits, candidate = run.envelope.limits, run.servers.get("candidate")
@@ -171,7 +171,7 @@ def _served(run: RunEvidence) -> EnvelopeCounts | None:
 
 
 def _served_envelope(limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]) -> EnvelopeCounts:
-    """Count the passes of the candidate's own server by condition, as of one layer; the batches of decode are not known."""
+    """Count the passes of the candidate's own server by condition, as for one layer; the batches of decode are unknown."""
     counting = EnvelopeCounting(limits)
     _count_extend(counting, {both.candidate.request_id for both in pairs}, admissions)
     for both in pairs:
@@ -195,7 +195,7 @@ def _count_extend(counting: EnvelopeCounting, compared: Collection[str], admissi
 
 
 def _compared_tokens(both: Pair) -> int:
-    """Count the tokens of the candidate's answer whose history is that of the reference's, the first differing one included."""
+    """Count the tokens of the candidate's answer with the same history as the reference's, including the first differing one."""
     tokens = both.candidate.tokens
     parting = first_divergence(both.reference.tokens, tokens)
     return len(tokens) if parting is None else min(parting + 1, len(tokens))

@@ -35,8 +35,8 @@ _Bounds = Mapping[tuple[int, str], float]
 _Columns = Literal["head", "prefix", "position", "batch"]
 
 
-# The conditions that heat maps by head or position are drawn for: id, title and cached prefixes. Only with a prefix can a
-# mask be misaligned.
+# The conditions that heat maps by head or position are drawn for: id, title and cached prefixes. A mask can be misaligned only
+# with a prefix.
 _SLICES: tuple[tuple[str, str, Sequence[str]], ...] = (
     ("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
     ("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
@@ -70,8 +70,8 @@ def layers_result(
 
     Args:
         bounds: by layer and phase, the error that rounding explains; a missing layer is unbounded.
-        free: by layer, relative L1 of its output in a free-running candidate against the reference's, and the part of that which
-            comes from the layers before.
+        free: by layer, relative L1 of its output in a free-running candidate against the reference's, and the part of it that comes
+            from earlier layers.
         against_truth: errors against the truth, which count in the profile along depth instead of those against the reference.
     """
     errors, header = _own_errors(shadow), shadow.headers[0]
@@ -136,7 +136,7 @@ def _depth(
 
 
 def bounds_of(against: AgainstNoise) -> dict[tuple[int, str], float]:
-    """Compute by layer and phase how far the candidate may be from the reference at the worst cell, given noise in both."""
+    """Compute, by layer and phase, how far the candidate may be from the reference at the worst cell, given noise in both."""
     bounds = {}
     for layer, phase in against.places:
         bound = against.apart.of(layer, phase).bound.max(initial=0.0)
@@ -193,7 +193,7 @@ def _bound(bounds: _Bounds, layer: int, phase: str) -> float | None:
 
 
 def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
-    """Compute the largest along some axes; NaN only where all are."""
+    """Compute the largest along some axes, or NaN if all are."""
     worst: Floats = np.fmax.reduce(errors, axis=axis)
     return worst
 
@@ -223,7 +223,7 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: _Bounds) -> Iterable[E
         unseen = np.full(len(next(iter(seen.values()))), np.nan)
         by_prefix = [_worst(seen[prefix], (1, 2, 3)) if prefix in seen else unseen for prefix in CACHED_PREFIX.labels]
         yield grid(phase, everywhere, "prefix", CACHED_PREFIX.labels, np.stack(by_prefix, axis=1))
-        # A decode call has one new token a sequence, so it has one position.
+        # A decode call has one new token per sequence, so it has one position.
         for of, array in _slices(errors, phase) if phase != "decode" else ():
             yield grid(phase, of, "position", POSITION.labels, _worst(array, (1, 3)))
         yield grid(phase, everywhere, "batch", PLACE, _worst(np.stack([*seen.values()]), (0, 2, 3)))

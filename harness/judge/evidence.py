@@ -1,4 +1,4 @@
-"""The evidence of a run as a claim reads it, and what a claim makes of it."""
+"""The evidence of a run as a claim reads it, and the judgement that a claim makes from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
 from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
 from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.fingerprint import Fingerprint
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import QUESTION_PLAN, RESOLVED, Manifest, QuestionPlan, ServerManifest
@@ -41,7 +41,7 @@ class Judged:
         suite: its verdict, or None if it tests nothing or was not measured.
         checks: the requirements of a pass that it states.
         causes: the bugs of the kernel.
-        findings: what else shows that something is wrong.
+        findings: everything else that shows a defect.
         parts: fields of the `Report`, by name.
     """
 
@@ -54,7 +54,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class RunEvidence:
-    """The contents of a run's folder, read once, and what a claim may ask of them.
+    """The contents of a run's folder, read once, for the claims.
 
     Attributes:
         pairings: pairs of answers to questions and of greedy texts, by suite.
@@ -64,13 +64,13 @@ class RunEvidence:
         again: for each question that the reference answered twice, whether one answer was right and the other not.
         over_envelope: both roles' answers to the requests at required lengths.
         servers: by role; a role without a record is missing.
-        fingerprints: what each really served; a role whose server did not report it is missing.
-        argument_differences: server arguments that differ beyond the treatment, and do not follow from it.
-        derived_arguments: those that differ because the engine resolves each side's own command line so.
-        kernels: what each role's processes saw in the passes that they traced.
+        fingerprints: each server's fingerprint; a role whose server did not report it is missing.
+        argument_differences: server arguments that differ beyond the treatment and do not follow from it.
+        derived_arguments: those that differ because the engine resolves each side's own command line differently.
+        kernels: the kernels that each role's processes launched in the passes that they traced.
         errors: the candidate's errors on the reference's inputs, or None without a layer diff.
         envelope: the conditions of the calls that the layer diff compared, or None without one.
-        matrix: the candidate's kernel on the op-level matrix, or None where it was not run.
+        matrix: the candidate's kernel on the op-level matrix, or None if it was not run.
         seeded: the answers of the servers under a seeded fault, by role; may be empty.
         baselines: the accepted baselines that match, or None if the run was not compared with any.
         measured: roles that were measured in this run: all but a reference whose answers are stored.
@@ -112,7 +112,7 @@ class RunEvidence:
 
     @property
     def needed(self) -> set[str]:
-        """Ids of the questions that both roles must have answered: all, unless a beginning of them ended the test."""
+        """Ids of the questions that both roles must have answered: all, or those up to the end of the test if it ended early."""
         return {pair.item.id for pair in self.read} if self.accuracy.over else {item.id for item in self.questions}
 
     @classmethod
@@ -120,7 +120,7 @@ class RunEvidence:
         """Read a run's folder.
 
         Args:
-            timed: whether latency was measured to its end; in a run of latency alone, the servers are those that were timed.
+            timed: whether latency was measured to its end; in a run of latency alone, the servers are the timed ones.
         """
         manifest, items, answers = folder.manifest(), folder.items(), folder.answers()
         spec, plan = recorded_spec(manifest.spec), folder.read(QUESTION_PLAN)
@@ -137,9 +137,9 @@ class RunEvidence:
         traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
         seeded = {role: folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
         compared = [suite for suite in _ANSWERED if suite in spec.workload.suites]
-        differ = argument_differences(servers, spec.treatment)
-        resolved = {role: record.arguments for role in ROLES if (record := folder.read(RESOLVED, role)) is not None}
-        derived = derived_arguments(differ, resolved)
+        undeclared, derived = sorted_differences(
+            bench_folder(folder) if only_timed else folder, servers, spec.treatment
+        )
         return cls(
             folder=folder,
             manifest=manifest,
@@ -156,7 +156,7 @@ class RunEvidence:
             servers=servers,
             fingerprints=bench_folder(folder).fingerprints() if only_timed else fingerprints_of(folder),
             counts=counts,
-            argument_differences={name: values for name, values in differ.items() if name not in derived},
+            argument_differences=undeclared,
             derived_arguments=derived,
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
@@ -198,13 +198,23 @@ def argument_differences(
     return differences(reference, candidate, treatment)
 
 
+def sorted_differences(
+    folder: EvidenceFolder[Any], servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
+) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
+    """Sort the arguments that differ beyond the treatment into those that nobody asked for and those that follow from it."""
+    differ = argument_differences(servers, treatment)
+    resolved = {role: record.arguments for role in ROLES if (record := folder.read(RESOLVED, role)) is not None}
+    derived = derived_arguments(differ, resolved)
+    return {name: values for name, values in differ.items() if name not in derived}, derived
+
+
 def derived_arguments(
     differences: Mapping[str, tuple[str, str]], resolved: Mapping[Role, Mapping[str, Any]]
 ) -> dict[str, tuple[str, str]]:
-    """Return the differences that follow from the treatment: both servers do what the engine resolves their command lines to.
+    """Return the differences that follow from the treatment: both servers have the arguments that their command lines resolve to.
 
     Args:
-        resolved: arguments by role, as `Engine.resolved_arguments` returns them; empty where they were not asked for.
+        resolved: arguments by role, from `Engine.resolved_arguments`; empty if they were not requested.
     """
     if len(resolved) < len(ROLES):
         return {}

@@ -1,7 +1,7 @@
-"""Counted calls and traced passes -> the checks that a kernel really ran, and what a report lists of them.
+"""Counted calls and traced passes -> the checks that a kernel really ran, and a report's list of them.
 
-That a kernel's function was called (`kernel-ran-…`) does not prove that its own device kernels ran: the function may have answered
-with PyTorch's attention. Here the names of what was launched decide.
+A call of a kernel's function (`kernel-ran-…`) does not prove that its own device kernels ran: the function may have answered with
+PyTorch's attention. Here the names of the launched kernels decide.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from assay.harness.verdict import Check, Requirement
 
 # More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some.
 _MIN_COMPILED_SHARE = 0.5
-# Longest name of a kernel in a report: those of C++ templates take whole pages.
+# Longest name of a kernel in a report: those of C++ templates fill whole pages.
 _MAX_NAME = 160
 
 
@@ -41,10 +41,10 @@ def claim(run: RunEvidence) -> Judged:
 def check_kernel_ran(
     server: ServerManifest | None, counts: Sequence[CallCount], reference: Sequence[CallCount]
 ) -> list[Check]:
-    """Check that the candidate's own kernel computed every phase that it claims, in every layer, and nothing else did.
+    """Check that the candidate's own kernel, and nothing else, computed every phase that it claims, in every layer.
 
     Args:
-        reference: the calls counted in the reference's server, which say how many layers there are; may be empty.
+        reference: the calls counted in the reference's server, which tell how many layers there are; may be empty.
     """
     if server is None:
         return [Requirement("kernel-ran").check("missing", state("candidate-never-started"))]
@@ -80,8 +80,8 @@ def _layers(counts: Iterable[CallCount]) -> set[int]:
 def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
     """Check that decode ran mostly as compiled code, in each server that was started with ``--enable-torch-compile``.
 
-    SGLang compiles only passes that it captures into CUDA graphs: without them it silently ignores the flag, and batches larger
-    than the captured ones run uncompiled.
+    SGLang compiles only passes that it captures into CUDA graphs: without these it silently ignores the flag, and batches beyond
+    the captured ones run uncompiled.
     """
     asked = [role for role, server in servers.items() if server.arguments.get("enable_torch_compile")]
     if not asked:
@@ -120,7 +120,7 @@ def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
 def listed_passes(traces: Mapping[Role, Sequence[KernelTrace]]) -> tuple[PassKernels, ...]:
     """Return the traced passes of both roles, as a report lists them.
 
-    Operators of PyTorch are left out where kernels of a lower level are known and no role's names match them.
+    Operators of PyTorch are left out if kernels of a lower level are known and no role's names match the operators.
     """
     patterns = {role: _kernel_patterns(traces[role]) for role in ROLES}
     return tuple(

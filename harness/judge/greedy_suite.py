@@ -20,8 +20,8 @@ from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.verdict import Finding, Verdict
 
 MIN_PROMPTS = 128
-"""Fewer prompts cannot pass. With 128 and a margin of 10 %, up to 6 texts apart pass: a candidate with 2 % of texts apart passes in
-98.5 % of runs, one with 10 % apart in 2.3 % (``python benchmarks/logit_verdicts.py``)."""
+"""Fewer prompts cannot pass. With 128 and a margin of 10 %, up to 6 diverging texts pass: a candidate with 2 % of texts apart
+passes in 98.5 % of runs, one with 10 % apart in 2.3 % (``python benchmarks/logit_verdicts.py``)."""
 # The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts.
 _FLOOR_FACTOR = 3.0
 _APART, _OVER_ENVELOPE = "texts-apart", "envelope-texts-apart"
@@ -31,10 +31,9 @@ def claim(run: RunEvidence) -> Judged:
     """Judge if few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
 
     The limit of "close" is the larger of the change that the declared noise explains and `_FLOOR_FACTOR` times the reference's
-    floor, which
-    erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
+    floor, which erratic answers do not raise: they rule out a pass, and if their share exceeds the margin a regression too. Fewer
     than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number. The answers to requests at required
-    lengths are tested apart (`_with_envelope`), with the same limit; the p value is that of both tests, by Bonferroni.
+    lengths are tested separately (`_with_envelope`), with the same limit; the p value combines both tests, by Bonferroni.
     """
     policy, margin = run.spec.policy, run.spec.policy.greedy_margin
     if not run.pairings["greedy"].pairs:
@@ -66,6 +65,20 @@ def claim(run: RunEvidence) -> Judged:
     return Judged(suite=suite, findings=_erratic_reference(limit, run.manifest.command))
 
 
+def texts_apart(pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str]) -> tuple[int, int]:
+    """Count the texts that differ by more than noise, and all that were compared, as `claim` does.
+
+    Args:
+        pairs: both roles' answers.
+        answers: with the reference's second ones, for its floor.
+        noise: noise families that both roles declare.
+    """
+    compared = _comparable(pairs)
+    limit = _limit_of(_floors(compared, answers), [name for name in noise if name])
+    parted = [_divergence(pair, limit, ()) for pair in compared]
+    return sum(each is not None and each.kind == "apart" for each in parted), len(compared)
+
+
 def decide_share(bad: int, n: int, limit: float, alpha: float) -> Verdict:
     """Decide by the share of bad items, with one-sided Clopper-Pearson bounds of level ``1 - alpha``.
 
@@ -82,7 +95,7 @@ class _Limit:
     Attributes:
         nats: the limit.
         declared: the noise families that explain it.
-        floors: the differences between the reference's two answers, in nats, by prompt that it was asked twice.
+        floors: the differences between the reference's two answers, in nats, for each prompt that it was asked twice.
         floor: the largest of them that may set a limit, or 0.
         erratic: those that may not.
     """
@@ -120,7 +133,7 @@ def _metrics(policy: Policy, apart: int, n: int, limit: _Limit, beyond: int, env
 
 
 def _comparable(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """List the first pair of each prompt. Where neither role says anything, nothing was compared."""
+    """List the first pair of each prompt, except those where neither role says anything, since nothing was compared."""
     asked = list({pair.item.prompt_hash: pair for pair in reversed(pairs)}.values())[::-1]
     return [pair for pair in asked if any(a.text or a.tokens for a in (pair.reference, pair.candidate))]
 
@@ -143,7 +156,7 @@ def _erratic_reference(limit: _Limit, reproduce: str) -> list[Finding]:
 
 
 def _floors(pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[float]:
-    """Compute the differences between the reference's two answers, in nats, by prompt that it was asked twice."""
+    """Compute the differences between the reference's two answers, in nats, for each prompt that it was asked twice."""
     again = {a.item: a for a in answers if a.suite == "greedy" and a.role == "reference" and a.repeat > 0}
     return [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
 
@@ -160,7 +173,7 @@ def _has_tokens(answer: Answer, urls: Collection[Role]) -> bool:
 
 
 def _divergence(pair: Pair, limit: _Limit, urls: Collection[Role]) -> TextDivergence | None:
-    """Classify how two texts differ. The texts are believed over their tokens, which an endpoint may fill with anything."""
+    """Classify the difference of two texts. The texts count more than their tokens, which an endpoint may fill with anything."""
     equal = pair.reference.text == pair.candidate.text
     if equal and not all(_has_tokens(answer, urls) for answer in (pair.reference, pair.candidate)):
         return None
@@ -203,7 +216,7 @@ def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:
 def _compare_envelope(
     pairs: Sequence[Pair], floor: float, limit: float
 ) -> tuple[list[tuple[Pair, TextDivergence]], list[Pair]]:
-    """List the pairs whose texts part, and those that differ by more than the limit, also in log-probabilities of equal tokens."""
+    """List the pairs whose texts diverge, and those beyond the limit, also in log-probabilities of equal tokens."""
     compared = [(pair, compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)) for pair in pairs]
     divergences = [(pair, divergence) for pair, divergence in compared if divergence is not None]
     apart = {pair.item.id for pair, divergence in divergences if divergence.kind == "apart"}
@@ -214,7 +227,7 @@ def _compare_envelope(
     ]
 
 
-# Each request at a required length stands for other lengths, so a single one that differs by more than noise rules out a pass; a
+# Each request at a required length represents other lengths, so a single one that differs by more than noise rules out a pass; a
 # share that is shown to be above the policy's greedy margin is a regression.
 def _with_envelope(
     verdict: Verdict, why: Sequence[Statement], pairs: Sequence[Pair], beyond: Sequence[Pair], policy: Policy, *, trusted: bool

@@ -32,12 +32,12 @@ class TextDivergence(Part):
     )
     gap: float | None = Field(
         description="log-probability of the reference's token minus that of the candidate's, in the reference, in nats; null "
-        "where the candidate's is not among its best alternatives, or where one generation had ended"
+        "if the candidate's is not among its best alternatives, or if one generation had ended"
     )
     swing: float | None = Field(
         None,
         description="change of the log-odds of the two tokens between the roles, in nats: the reference's preference for its own "
-        "token plus the candidate's for its own, or null where one of them is not known or not finite",
+        "token plus the candidate's for its own, or null if one of them is unknown or not finite",
     )
 
 
@@ -64,8 +64,8 @@ def compare_text(
         limit: largest change of log-odds, in nats, that rounding explains.
 
     Returns:
-        The first divergence, or None where the texts are equal. What follows is not compared, since the
-        histories differ. A log-probability that is not finite is a divergence too, whatever the texts.
+        The first divergence, or None if the texts are equal. Later tokens are not compared, since the histories differ. A
+        log-probability that is not finite is a divergence too, whatever the texts.
     """
     position = first_divergence(reference, candidate)
     shared = min(len(reference), len(candidate)) if position is None else position + 1
@@ -113,7 +113,7 @@ def _odds_change(mine: Token, other: Token) -> float:
 
 
 def _swing_at(position: int, first: Sequence[Token], second: Sequence[Token]) -> float | None:
-    """See `TextDivergence.swing`: both roles' preferences for their own token, where both are known and finite."""
+    """See `TextDivergence.swing`: both roles' preferences for their own token, or None unless both are known and finite."""
     gaps = (_gap_at(position, first, second), _gap_at(position, second, first))
     swing = sum(math.inf if gap is None else abs(gap) for gap in gaps)
     return swing if math.isfinite(swing) else None

@@ -1,4 +1,4 @@
-"""A folder of runs -> what each of them found."""
+"""A folder of runs -> the result of each of them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
 Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
-"""What a run compares: device, reference, model and treatment. Runs of the same have one history."""
+"""The comparison of a run: device, reference, model and treatment. Runs with the same comparison share a history."""
 
 
 class RunLine(Part):
-    """One run, as its ``report.json`` tells."""
+    """One run, summarised from its ``report.json``."""
 
     folder: str
     run_id: str = ""
     created: str = Field("", description="ISO 8601, UTC, or empty without a report")
-    verdict: Verdict | None = Field(None, description="null where the run has no report that can be read")
+    verdict: Verdict | None = Field(None, description="null if the run has no readable report")
     cause: str = Field("", description="title of the first serious finding, if any")
     reference: str = ""
     candidate: str = ""
@@ -42,7 +42,7 @@ class RunLine(Part):
         description="error nearest to its bound or farthest beyond it, as a multiple of the bound; null: not observed",
     )
     seconds: float = 0.0
-    problem: str = Field("", description="why the verdict is missing, or empty if it is there")
+    problem: str = Field("", description="why the verdict is missing, or empty")
 
     treatment: dict[str, tuple[str, str]] = Field({}, description="as in the run's report")
 
@@ -80,7 +80,7 @@ _EARLIER_READ = 50
 
 
 def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
-    """Report that a treatment was run before, with what came out: a run repeated until it passes has had more than one chance.
+    """Report that a treatment was run before, with the results: a run repeated until it passes has had more than one chance.
 
     A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
 
@@ -114,7 +114,7 @@ def find_run(named: Path | None, folder: Path) -> Path:
             None for the newest run of `folder` that has a report.
 
     Raises:
-        UsageError: the beginning is that of several runs, or none of the runs has a report.
+        UsageError: several runs begin like this, or none of the runs has a report.
     """
     if named is None:
         newest = next((run for run in list_runs(folder).runs if run.verdict is not None), None)
@@ -131,7 +131,7 @@ def find_run(named: Path | None, folder: Path) -> Path:
         raise UsageError(
             f"{len(matching)} runs in {above} begin with {named.name}: {listed([path.name for path in matching[:8]])}.",
             "the beginning of one run's name",
-            "add to it until it is the only one",
+            "add to it until only one run matches",
         )
     return matching[0] if matching else named
 

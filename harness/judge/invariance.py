@@ -23,8 +23,8 @@ from assay.harness.judge.invariance_outcome import (
     rounds_by_shape,
     smallest,
 )
-from assay.harness.judge.invariance_parting import parting_of, place_of
-from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
+from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
+from assay.harness.judge.parting import parting_of
 from assay.harness.judge.probe_scores import (
     MEASURES,
     Bound,
@@ -34,7 +34,7 @@ from assay.harness.judge.probe_scores import (
     changed_probes,
     places,
 )
-from assay.harness.judge.traces import least_error
+from assay.harness.judge.traces import PartingRow, least_error
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Finding, Requirement, Verdict
 
@@ -45,7 +45,7 @@ _VERDICTS: Mapping[State, Verdict] = {
     "not shown": "inconclusive",
     "not run": "inconclusive",
 }
-# The sizes of CUDA graphs follow chunks and drafts; whether there were any is shown by the passes that they served.
+# The sizes of CUDA graphs depend on chunks and drafts; the passes that graphs served show whether there were any.
 _SIZES = "arguments.cuda_graph_config"
 _FROM_MANIFEST = ("created", "command", "backend", "dtype", "hardware", "git", "packages")
 
@@ -58,7 +58,7 @@ class _Arms:
         base: the arm without a feature.
         again: the base again, in other batches.
         arms: the others, without those that ask a second time for a trace, or under a seeded fault.
-        judge: what the arms are held against.
+        judge: judges each arm against its base.
     """
 
     folder: InvarianceFolder
@@ -102,12 +102,12 @@ class _Arms:
 
     @property
     def known(self) -> Mapping[str, Feature]:
-        """The features that arms switch, by id."""
+        """The features that arms toggle, by id."""
         return self.judge.known
 
     @property
     def limits(self) -> Mapping[Measure, Bound]:
-        """Bounds of the distances, without what a feature costs."""
+        """Bounds of the distances, without the cost of a feature."""
         return self.judge.limits
 
     def count(self, changed: Sequence[str]) -> str:
@@ -118,12 +118,12 @@ class _Arms:
         prompt, shared, _ = self.manifest.lengths[place.probe]
         if place.index >= prompt:
             return f"probe {place.probe}, generated token {place.index - prompt + 1}"
-        behind = f" ({place.index - shared + 1} behind the shared prefix of {shared:,})" if shared else ""
+        behind = f" ({place.index - shared + 1} after the shared prefix of {shared:,})" if shared else ""
         return f"probe {place.probe}, prompt token {place.index + 1:,} of {prompt:,}{behind}"
 
 
 def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
-    """Judge what a folder holds."""
+    """Judge the evidence in a folder."""
     folder.check_sealed()
     ran = _Arms.of(folder)
     manifest, records = ran.manifest, ran.records
@@ -168,7 +168,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
 
 
 def _same_servers(ran: _Arms) -> tuple[Check, dict[int, Statement]]:
-    """Compare what the servers of arms served with what those of their bases did; return what differs by number of the arm, too."""
+    """Compare the fingerprints of the arms' servers with those of their bases; also return the differences by number of the arm."""
     fingerprint = cache(ran.folder.fingerprint)
     unlike: dict[int, Statement] = {}
     parts: set[str] = set()
@@ -196,7 +196,7 @@ def _same_servers(ran: _Arms) -> tuple[Check, dict[int, Statement]]:
 
 
 def _declared(features: Sequence[str], known: Mapping[str, Feature]) -> list[str]:
-    """Return the differences allowed besides the settings that switch features, as ``--allow`` names them."""
+    """Return the allowed differences in addition to the settings that toggle features, as ``--allow`` names them."""
     resolved = [f"arguments.{name}" for id_ in features for name in known[id_].resolved]
     return [_SIZES, *resolved, *(name for id_ in features for name in known[id_].declares)]
 
@@ -214,7 +214,7 @@ def _ended(ran: _Arms) -> Check:
 
 
 def _answered(ran: _Arms) -> Check:
-    """Demand all that was asked for of the base: an arm that stops where the base stopped is the same, and shows little."""
+    """Demand complete answers from the base: an arm that stops where the base stopped is equal to it, but shows little."""
     written = {reply.probe: len(reply.decode.tokens) for reply in ran.base.replies}
     asked = {probe: depth for probe, (_, _, depth) in ran.manifest.lengths.items()}
     short = [probe for probe in {**asked, **written} if asked.get(probe) != written.get(probe)]
@@ -294,7 +294,7 @@ def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict
 
 
 def _parting(ran: _Arms, failed: ArmOutcome) -> PartingRow:
-    """Tell where in the model a set of features that breaks parts from its base."""
+    """Find where in the model a breaking set of features diverges from its base."""
     own = ran.judge.records[base_of(failed.arm, ran.known)]
     least = least_error(ran.manifest.dtype, any(ran.known[id_].cost == "another kernel" for id_ in failed.arm))
     return parting_of(ran.folder, ran.records, failed, own, ran.limits, least)
@@ -313,7 +313,7 @@ def _changed(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome]) -> 
 
 
 def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], parted: PartingRow) -> Finding:
-    """One finding for a smallest set of features that breaks, with the arms that have it."""
+    """Make a finding for a smallest breaking set of features, with the arms that contain it."""
     manifest, name, changed = ran.manifest, name_of(judged.arm), _changed(ran, judged, outcomes)
     states = {each.arm: each for each in reversed(outcomes)}
     own = [each.state for each in outcomes if each.arm == judged.arm]
@@ -323,10 +323,9 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
     alone = [(name_of(arm), _alone(states.get(arm), outcomes, arm)) for arm in parts]
     unrun = [name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
     wider = [name_of(each.arm) for each in outcomes if each.state == "differs" and judged.arm < each.arm]
-    # What the library was given for the servers and no flag says. Values may be secret.
+    # Settings of the servers that were given to the library and have no flag. Values may be secret.
     side = manifest.spec["reference"]
     beyond = {"environment": [*side.get("environment", ())], "interpreter": side.get("interpreter")}
-    inside = parted.model_dump(exclude={"features", "probe", "index", "not_observed"})
     shown_by = [
         *(
             (True, state("arm-distance", measure=measure, mean=each.mean, positions=each.positions, worst=each.worst))
@@ -335,23 +334,23 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
         (changed, state("seen-besides", what="probes", names=changed)),
         (alone, state("each-alone", alone=alone)),
         *((judged.first, each) for each in judged.why),
-        (True, parted.not_observed or state("inside-the-model", **inside)),
+        (True, parted.inside),
         (any(beyond.values()), state("not-in-command", **beyond)),
         (unrun, state("seen-besides", what="unrun", names=unrun)),
         (askings, state("seen-besides", what="unsteady", names=[])),
         *((True, state("seen-besides", what="wider", names=[each])) for each in dict.fromkeys(wider[:4])),
     ]
-    first = f"first at {ran.place(judged.first)}" if judged.first else "what was written"
+    first = f"first at {ran.place(judged.first)}" if judged.first else "in the generated text"
     words = shlex.split(manifest.command)
     words = [word for word in words if not word.startswith(("--features=", "--minutes=", "--arms="))]
     return Finding(
         id=_FINDING,
         title=f"{name} changes the output{f' in {askings[0]} of {askings[1]} askings' if askings else ''}",
         severity="serious",
-        where="; ".join(filter(None, [first, place_of(parted), ran.count(changed)])),
+        where="; ".join(filter(None, [first, parted.where, ran.count(changed)])),
         claim=state(
             "feature-changes-output", arm=name, titles=[ran.known[id_].title for id_ in sorted(judged.arm)], askings=askings,
-            # Written texts have no position that shows the difference.
+            # Generated texts have no position that shows the difference.
             kl=max(each.mean for each in judged.distances.values()) if judged.first else None,
             why=() if judged.first else judged.why, alone=alone,
         ),
@@ -407,12 +406,12 @@ def _features(ran: _Arms) -> Iterator[FeatureRow]:
 
 
 def _pairs(known: Mapping[str, Feature], outcomes: Sequence[ArmOutcome]) -> Iterator[PairCell]:
-    # What differs at times is wrong.
+    # A difference that occurs only sometimes is wrong.
     failing = _failing(outcomes)
     once = [judged for judged in outcomes if judged.state == "differs" or judged.arm not in failing]
     for first, other in [*((id_, id_) for id_ in known), *combinations(known, 2)]:
         having = [judged for judged in once if {first, other} <= judged.arm]
-        # A pair is wrong only if every arm that has it is: else another feature is what breaks.
+        # A pair is wrong only if every arm that has it is: otherwise another feature causes the failure.
         states = [_VERDICTS[judged.state] for judged in having]
         best = min(states, key=lambda verdict: -WORST_FIRST.index(verdict), default=None)
         means = [max(d.mean for d in judged.distances.values()) for judged in having if judged.distances]

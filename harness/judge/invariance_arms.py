@@ -1,4 +1,4 @@
-"""The arms: which features are on together, in which order, so that few servers are started."""
+"""The arms: which features are on together, in an order that starts few servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def name_of(arm: Iterable[str]) -> str:
 
 
 def closed(features: Iterable[str], known: Mapping[str, Feature]) -> Arm:
-    """Add to features what they do nothing without."""
+    """Add to features the ones that they require to have an effect."""
     arm = set(features)
     while missing := {need for id_ in arm for need in known[id_].requires} - arm:
         arm |= missing
@@ -34,7 +34,7 @@ def clashes(arm: Iterable[str], known: Mapping[str, Feature]) -> bool:
 
 
 def possible(arm: Arm, known: Mapping[str, Feature]) -> bool:
-    """Return True if the features can be on together, and each does something."""
+    """Return True if the features can be on together, and each has an effect."""
     return arm == closed(arm, known) and not clashes(arm, known)
 
 
@@ -44,32 +44,32 @@ def server_of(arm: Arm, known: Mapping[str, Feature]) -> Arm:
 
 
 def base_of(arm: Arm, known: Mapping[str, Feature]) -> Arm:
-    """Return the arm with which an arm is compared: without a feature, or the features of it that have a base of their own."""
+    """Return the arm that an arm is compared with: no features, or its features that have a separate base."""
     own = [id_ for id_ in arm if known[id_].cost == "a base of its own"]
     base = closed(own, known)
     return BASE if base == arm else base
 
 
 def speculation_of(arm: Arm, known: Mapping[str, Feature]) -> Arm:
-    """Return the features of an arm that speculate with a model, and what they require: the base without any."""
+    """Return the features of an arm that speculate with a model, and their requirements: the base without any."""
     return closed([id_ for id_ in arm if known[id_].drafts], known)
 
 
 def singles(known: Mapping[str, Feature]) -> list[Arm]:
-    """Return an arm for each feature: it alone, with what it does nothing without."""
+    """Return an arm for each feature: the feature alone, with its requirements."""
     return in_order({closed([id_], known) for id_ in known}, known)
 
 
 def pairs(known: Mapping[str, Feature], seed: int = 0) -> list[Arm]:
-    """Return arms in which every two features that can be on together are, each is on without the other, and both are off.
+    """Return arms in which, for every two features that can be on together, both are on, each is on alone, and both are off.
 
-    The servers are a covering array of the features that a server is started with; the arms of each are one of the others. A server
-    is used for as many arms as its pairs need. What has a base of its own is also on with nothing but what may not change one bit
-    of it.
+    The servers are a covering array of the features that a server is started with; each server's arms are a covering array of the
+    other features. A server is used for as many arms as its pairs need. A feature with a separate base is also on with nothing but
+    features that may not change one bit of it.
     """
     of_server = {id_: feature for id_, feature in known.items() if feature.restarts}
     of_request = {id_: feature for id_, feature in known.items() if not feature.restarts}
-    # What a feature of the server requires of requests is decided with the requests.
+    # Requirements of a server's feature on requests are decided with the requests.
     servers = _covered(of_server, dict.fromkeys(of_server, (False, True)), [], seed, known)
     starts = sorted({_arm(row) for row in servers} | {BASE}, key=lambda arm: (len(arm), sorted(arm)))
     axes = {_SERVER: tuple(range(len(starts)))} | dict.fromkeys(of_request, (False, True))
@@ -90,14 +90,14 @@ def pairs(known: Mapping[str, Feature], seed: int = 0) -> list[Arm]:
 
 
 def _to_the_bit(known: Mapping[str, Feature]) -> list[Arm]:
-    """Return, for each feature with a base of its own, the arm of it and all that may not change one bit of that."""
+    """Return, for each feature with a separate base, the arm of it and all features that may not change one bit of its output."""
     bitwise = [id_ for id_, feature in known.items() if feature.bitwise]
     own = [id_ for id_, feature in known.items() if feature.cost == "a base of its own"]
     return [closed([id_, *bitwise], known) for id_ in own] if bitwise else []
 
 
 def _rest(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
-    """Join the pairs that no arm has into few further arms: servers were chosen before it was known what is asked of them."""
+    """Join the pairs that no arm has into few further arms: servers were chosen before the requests to them were known."""
     both = [closed(pair, known) for pair in combinations(known, 2)]
     missing = [pair for pair in both if not clashes(pair, known) and not any(pair <= arm for arm in arms)]
     joined: list[Arm] = []
@@ -134,7 +134,7 @@ def _joined(row: Row, starts: Sequence[Arm]) -> Row:
 
 
 def _allowed(row: Row, known: Mapping[str, Feature]) -> bool:
-    """Return True if what is decided of a row can become an arm."""
+    """Return True if a partly decided row can become an arm."""
     arm = _arm(row)
     needs = {need for id_ in arm for need in known[id_].requires}
     return not clashes(closed(arm, known), known) and all(row.get(need, True) for need in needs)
@@ -145,7 +145,7 @@ def _arm(row: Row) -> Arm:
 
 
 def in_order(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
-    """Sort arms so that those of one server follow each other, and what stays on in a server comes last."""
+    """Sort arms so that those of one server follow each other, and features that stay on in a server come last."""
 
     def key(arm: Arm) -> tuple[int, list[str], int, int, list[str]]:
         server = server_of(arm, known)
@@ -156,7 +156,7 @@ def in_order(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
 
 
 def left_out(planned: Collection[Arm], done: Collection[Arm], known: Mapping[str, Feature]) -> list[tuple[str, str]]:
-    """Return the pairs of features that were to be on together in some arm, and were in none."""
+    """Return the pairs of features that should have been on together in some arm, but were in none."""
 
     def covered(arms: Collection[Arm]) -> set[tuple[str, str]]:
         return {pair for arm in arms for pair in combinations(sorted(arm), 2)}

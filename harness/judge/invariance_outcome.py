@@ -1,4 +1,4 @@
-"""What one arm shows: it is the same as its base, it differs, or it shows nothing."""
+"""The result of one arm: it is equal to its base, it differs, or it shows nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.harness.sides import flag_values
 from assay.harness.statement import Statement, state
 
 BASE_AGAIN = ("base again", "base longer", "base third")
-"""Why the base is asked again: in half precision for all of these, else for the first alone."""
+"""Why the base is asked again: in half precision for all of these reasons, otherwise for the first alone."""
 State = Literal["same", "differs", "not shown", "not run"]
 
 # Rate at which an honest arm is said to differ, and the distances of an arm that share it: the mean, the worst position, and the
@@ -26,28 +26,28 @@ State = Literal["same", "differs", "not shown", "not run"]
 _FALSE_ALARMS, _DISTANCES = 0.01, 8
 # Index of the tail of these distances: a distance c times as large is at least c squared times as rare (a finite variance).
 _TAIL = 2
-# Times the mean over a thousand positions that the mean of a probe, of few positions, may have where nothing is measured.
+# Limit for the mean of a probe, of few positions, as a multiple of the mean over a thousand positions, if nothing is measured.
 _PROBE_OVER_MEAN = 10.0
 # Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals,
 # whose square is 1e-14; sums in another order moved no mean by more than 1e-12 in float32.
 _LEAST: Mapping[str, float] = {"float32": 1e-9}
 # Largest mean divergence, in nats, that the floor may excuse, by dtype.
 _MOST: Mapping[str, float] = {"float32": 1e-6}
-# The same in half precision: twice what prefill and decode of a latent attention differ by in bfloat16 (4.6e-4 on an
-# H100), which compute it by two formulas. A Llama of four layers showed 1.3e-4 there, one of the shape of 1B 2.1e-4.
+# The same in half precision: twice the difference between prefill and decode of a latent attention in bfloat16 (4.6e-4 on an
+# H100), which use two formulas. A Llama of four layers showed 1.3e-4 there, one of the shape of 1B 2.1e-4.
 _MOST_HALF = 1e-3
 # Mean divergence, in nats, that another kernel may cost beyond the floor, by dtype; in others `EXACT_KL`.
 _KERNEL_COST: Mapping[str, float] = {"float32": 1e-6}
 _LEAST_HALF = 1e-6
 # Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`.
 _SWING: Mapping[str, float] = {"float32": 1e-3}
-# Where nothing is measured, the worst position of a thousand may have so many times the mean.
+# If nothing is measured, the worst of a thousand positions may have this multiple of the mean.
 _WORST_OVER_MEAN = 100.0
-# Share of the declared tokens a pass that speculation must reach: the last pass of an answer has fewer.
+# Share of the declared tokens per pass that speculation must reach: the last pass of an answer has fewer.
 _ACCEPTED = 0.75
-# Times the passes that the same speculation takes alone, for the same tokens, above which drafts are lost.
+# Drafts are lost above this multiple of the passes that the same speculation takes alone, for the same tokens.
 _MORE_PASSES = 1.05
-# Times the root of the sum of squared differences in passes, over all probes, above which they are not by chance. A
+# Differences in passes are not due to chance above this multiple of the root of the sum of their squares, over all probes. A
 # draft at a tie is accepted or not, with the same chances in either arm: sums of such differences are beyond this once
 # in 3,000 (Hoeffding, JASA 58, 13-30 (1963), theorem 2: exp(-16 / 2)).
 _BEYOND_TIES = 4.0
@@ -55,14 +55,14 @@ _BEYOND_TIES = 4.0
 
 @dataclass(frozen=True)
 class ArmOutcome:
-    """What an arm shows.
+    """The result of an arm.
 
     Attributes:
         arm: the features that were on.
         state: "same", "differs", "not shown" (a feature was not shown to be on, or nothing was compared) or "not run".
         distances: from its base, by measure.
-        first: the first position, in reading order, at which it differs, or None.
-        why: of a state that is neither "same" nor "differs"; or what differs beyond distances.
+        first: the first position, in reading order, that differs, or None.
+        why: reasons for a state other than "same" or "differs"; or differences other than distances.
     """
 
     arm: Arm
@@ -73,12 +73,12 @@ class ArmOutcome:
 
 
 def rounds_by_shape(dtype: str) -> bool:
-    """Return True if batch size visibly changes rounding: kernels then sum in other orders."""
+    """Return True if batch size visibly changes rounding, because kernels then sum in another order."""
     return dtype != "float32"
 
 
 def floor_of(base: ArmRecord, again: Sequence[ArmRecord]) -> dict[Measure, Distance]:
-    """Measure what the base differs from itself by: in each measure the pass over the same tokens that is farthest away."""
+    """Measure the base's distance from itself: for each measure, of the pass over the same tokens that is farthest away."""
     return {
         measure: max(
             (Distance.of(places(base.replies, record.replies, measure)) for record in again),
@@ -91,15 +91,15 @@ def floor_of(base: ArmRecord, again: Sequence[ArmRecord]) -> dict[Measure, Dista
 def factor(askings: int) -> float:
     """Compute how many times the largest of some askings' distances from the base an honest arm's is, at the stated rate.
 
-    An honest arm is one more asking, so that its distance is the largest of all with a chance of 1 / (askings + 1), whatever the
+    An honest arm is one more asking, so its distance is the largest of all with a chance of 1 / (askings + 1), whatever the
     distribution (order statistics of exchangeable values). It is more than c times the largest of the others with a chance of at
     most c ** -tail times that, if tails fall at least as fast (Potter's bound: Bingham, Goldie and Teugels, Regular Variation,
-    theorem 1.5.6). Bonferroni's correction is for the number of distances; of all probes, the largest counts.
+    theorem 1.5.6). Bonferroni's correction is for the number of distances; over all probes, the largest counts.
 
-    Simulated with seeds that chose nothing (``benchmarks/logit_verdicts.py --invariance``: 21 probes, three askings, experts of a
-    MoE that flip at 0.5 to 2 % of positions, by 0.01 to 0.3 nats each): an honest arm differs in 0 to 1 %, and where one probe is
-    wrong by 160 times the base's mean, 99.5 to 100 % do (by 40 times: 76 to 100 %), and none passes. What flips is beyond a probe's
-    own bound more often: of honest arms of a MoE, 0 to 24 % are the same, and the others show nothing.
+    Simulated with seeds not used for tuning (``benchmarks/logit_verdicts.py --invariance``: 21 probes, three askings, experts
+    of a MoE that flip at 0.5 to 2 % of positions, by 0.01 to 0.3 nats each): an honest arm differs in 0 to 1 %; if a probe is wrong
+    by 160 times the base's mean, 99.5 to 100 % do (by 40 times: 76 to 100 %), and none passes. Flips exceed a probe's bound more
+    often: of honest arms of a MoE, 0 to 24 % are the same, and the others show nothing.
     """
     return float(((askings + 1) * _FALSE_ALARMS / _DISTANCES) ** (-1 / _TAIL))
 
@@ -107,14 +107,14 @@ def factor(askings: int) -> float:
 def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Measure, Bound]:
     """Compute the distance that rounding explains: a multiple of the base's distance from itself, limited by its dtype.
 
-    Each probe has its own bound, from its own repeats: in a bound over all probes, a single wrong one would not show. Where
-    `rounds_by_shape`, an arm is only said to differ beyond what the base differs from itself by in any probe, whatever its dtype.
+    Each probe has its own bound, from its own repeats: in a bound over all probes, a single wrong one would not show. If
+    `rounds_by_shape`, an arm is said to differ only beyond the base's distance from itself in any probe, whatever its dtype.
 
-    Where `rounds_by_shape`, prefill and decode have one floor, the larger: an answer that is scored in prefill and token by token
-    meets as different kernels as a prompt does that is computed at once and in parts.
+    If `rounds_by_shape`, prefill and decode share the larger floor: scoring an answer in prefill and token by token uses kernels
+    as different as computing a prompt at once and in parts.
 
     Args:
-        again: the base again, in other batches and, where `rounds_by_shape`, in longer prompts.
+        again: the base again, in other batches and, if `rounds_by_shape`, in longer prompts.
     """
     apart = {
         measure: [Distance.of(places(base.replies, record.replies, measure)) for record in again]
@@ -127,7 +127,7 @@ def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Meas
 
 
 def bound_of(apart: Sequence[Distance], askings: int, dtype: str) -> Bound:
-    """Compute the bound of a distance from those of the base from itself, in some askings."""
+    """Compute the bound of a distance from the base's distances from itself, in several askings."""
     least, most, times = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, _MOST_HALF), factor(askings)
     mean = max(times * max(each.mean for each in apart), least)
     worst = max(times * max(each.worst for each in apart), _WORST_OVER_MEAN * least)
@@ -138,7 +138,7 @@ def bound_of(apart: Sequence[Distance], askings: int, dtype: str) -> Bound:
 
     ids = {id_ for each in apart for id_ in each.probes}
     own = {id_: (largest([id_], 0), largest([id_], 1)) for id_ in ids}
-    # A probe may meet the next time what another one met now.
+    # A probe may show next time what another probe showed now.
     any_probe = dict.fromkeys(own, (largest(ids, 0), largest(ids, 1))) if own else {}
     high = _WORST_OVER_MEAN * most
     return Bound(
@@ -152,10 +152,10 @@ def bound_of(apart: Sequence[Distance], askings: int, dtype: str) -> Bound:
 def widened(
     limits: Mapping[Measure, Bound], arm: Iterable[str], known: Mapping[str, Feature], dtype: str
 ) -> dict[Measure, Bound]:
-    """Widen bounds by what the features of an arm are declared to cost.
+    """Widen bounds by the declared cost of an arm's features.
 
-    Another kernel rounds as an honest one does. Deterministic kernels do not depend on the batch, so that nothing may change next
-    to their own base where the other features are of that kind.
+    Another kernel rounds like an honest one. Deterministic kernels do not depend on the batch, so nothing may differ from their
+    separate base if the other features are deterministic too.
     """
     costs = {known[id_].cost for id_ in arm}
     if "a base of its own" in costs and all(
@@ -170,7 +170,7 @@ def widened(
 
 
 def _kernels(limits: Mapping[Measure, Bound], dtype: str) -> dict[Measure, Bound]:
-    """Widen bounds by what another honest kernel may round otherwise."""
+    """Widen bounds by the different rounding of another honest kernel."""
     cost = _KERNEL_COST.get(dtype, EXACT_KL)
     return {
         measure: bound.widened(cost, _WORST_OVER_MEAN * cost, _PROBE_OVER_MEAN * cost)
@@ -193,10 +193,10 @@ def outcome(
     drafts: float = 0.0,
     drafted: ArmRecord | None = None,
 ) -> ArmOutcome:
-    """Say what an arm shows.
+    """Judge an arm.
 
     Args:
-        drafts: tokens that a pass which verifies drafts is declared to give, or 0.
+        drafts: declared tokens of a pass that verifies drafts, or 0.
     """
     arm = frozenset(record.features)
     if not record.complete:
@@ -260,7 +260,7 @@ def _parting(base: ProbeReply, other: ProbeReply) -> int | None:
 
 
 def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
-    """Return the first position that is out of bounds by itself, or the worst one of a probe or of all whose mean is."""
+    """Return the first position that is out of bounds by itself, or the worst position of a probe, or of all, whose mean is."""
     first = next((place for place in compared if place.kl > bound.worst), None)
     beyond = bound.beyond(Distance.of(compared))
     return first or max(
@@ -269,7 +269,7 @@ def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
 
 
 def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> Statement | None:
-    """State which greedy text parts from the base's without a tie, or ends differently after the same tokens, if any."""
+    """State which greedy text diverges from the base's without a tie, or ends differently after the same tokens, if any."""
     own = {text.item: text for text in record.texts}
     apart = [
         (text, divergence)
@@ -311,7 +311,7 @@ def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> Statement | None:
 
 
 def _writes_another(base: ArmRecord, record: ArmRecord, swing: float) -> Statement | None:
-    """State which answer has another token than the base's where the two are not tied, if any."""
+    """State which answer has another token than the base's without a tie between the two, if any."""
     own = {reply.probe: reply for reply in record.replies}
     apart = [
         (reply.probe, at)
@@ -357,11 +357,11 @@ def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) ->
 
 @dataclass(frozen=True)
 class ArmJudge:
-    """Says what the arms of an invocation show.
+    """Judges the arms of an invocation.
 
     Attributes:
         records: the first record of each arm, and of the base.
-        limits: bounds of the distances, without what a feature costs.
+        limits: bounds of the distances, without the cost of a feature.
     """
 
     records: Mapping[Arm, ArmRecord]
@@ -371,12 +371,12 @@ class ArmJudge:
     flags: tuple[str, ...] = ()
 
     def base_of(self, arm: Arm) -> ArmRecord | None:
-        """Return the record that a variant is compared with, or None if that did not finish."""
+        """Return the record that a variant is compared with, or None if it did not finish."""
         base = self.records.get(base_of(arm, self.known))
         return base if base is not None and base.complete else None
 
     def limits_of(self, arm: Arm) -> dict[Measure, Bound]:
-        """Return the bounds within what the features of an arm are declared to cost."""
+        """Return the bounds, widened by the declared cost of an arm's features."""
         return widened(self.limits, arm, self.known, self.dtype)
 
     def drafted_by(self, arm: Arm) -> ArmRecord | None:
@@ -390,7 +390,7 @@ class ArmJudge:
         return self.records.get(alone) if alone != arm else None
 
     def outcome(self, record: ArmRecord) -> ArmOutcome:
-        """Say what an arm shows."""
+        """Judge an arm's record."""
         arm = frozenset(record.features)
         if (base := self.base_of(arm)) is None:
             why = state("shows-nothing", why="base", base=name_of(base_of(arm, self.known)))

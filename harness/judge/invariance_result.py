@@ -5,13 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from assay.harness.judge.judgement import Judgement
+from assay.harness.judge.traces import PartingRow
 from assay.harness.schema import RULE, Part
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, Finding, Verdict
 
 
 class ArmRow(Part):
-    """One arm: which features were on together, and how far its output is from the base's."""
+    """One arm: the features that were on together, and the distance of its output from the base's."""
 
     number: int
     features: tuple[str, ...]
@@ -21,7 +22,7 @@ class ArmRow(Part):
     verdict: Verdict
     why: tuple[Statement, ...] = Field(description="reasons other than distances; none for a pass")
     server: int
-    startup_s: float = Field(description="0 where the server ran already")
+    startup_s: float = Field(description="0 if the server was running already")
     seconds: float
     prefill_kl: float | None = Field(
         None, description="mean divergence from the base, in nats, over scored prompt tokens"
@@ -29,16 +30,16 @@ class ArmRow(Part):
     prefill_worst: float | None = None
     decode_kl: float | None = Field(None, description="the same over generated tokens, as long as answers are the same")
     decode_worst: float | None = None
-    seen: dict[str, str] = Field(default_factory=dict, description="what shows that a feature was on")
+    seen: dict[str, str] = Field(default_factory=dict, description="proof that each feature was on")
 
 
 class FeatureRow(Part):
-    """One feature, and whether it was switched."""
+    """One feature, and whether it was toggled."""
 
     id: str
     title: str
     arms: int = Field(description="variants in which it was shown to be on")
-    seen: str = Field(description="what showed that it was on, in the first of them")
+    seen: str = Field(description="proof that it was on, from the first of them")
     not_covered: str = Field("", description="why no variant was planned with it, or empty if one was")
 
 
@@ -47,30 +48,8 @@ class PairCell(Part):
 
     first: str
     other: str
-    verdict: Verdict | None = Field(description="null where no variant had both")
+    verdict: Verdict | None = Field(description="null if no variant had both")
     kl: float | None = Field(description="the smallest mean divergence of a variant that had both, in nats")
-
-
-class PartingRow(Part):
-    """Where in the model a set of features that breaks parts from its base, as observed when both were asked again."""
-
-    features: tuple[str, ...]
-    probe: str = Field("", description="probe whose request was traced, or empty where all tokens of the probes agree")
-    index: int | None = Field(None, description="of the first token that differs, in its sequence, from 0")
-    place: str = Field(
-        "",
-        description='"input" of attention, "cache", "attention", "behind attention", or empty if it was not observed',
-    )
-    layer: int | None = Field(None, description="the first that differs; behind attention, the last of the model")
-    names: tuple[str, ...] = Field((), description='what differs there: "q", "k", "v" or "output"')
-    head: int | None = Field(None, description="in which it differs most: a q head, or a kv head of K and V")
-    position: int | None = Field(None, description="of the first query or key that differs, from 0")
-    positions: int = Field(0, description="queries or keys that differ")
-    error: float | None = Field(None, description="the largest of a row, relative to the mean size of a row")
-    bound: float | None = Field(None, description="the largest error of the base against itself in other batches")
-    before: int | None = Field(None, description="the last layer before it whose output of attention was compared")
-    layers: int = Field(0, description="whose output of attention was compared")
-    not_observed: Statement | None = Field(None, description="why it was not observed, or null if it was")
 
 
 class InvarianceResult(Judgement):
@@ -85,13 +64,13 @@ class InvarianceResult(Judgement):
     hardware: str
     git: str
     packages: dict[str, str]
-    seconds: float = Field(description="of all variants, servers included")
+    seconds: float = Field(description="seconds of all variants, including servers")
     servers: int
     probes: int
     floor_kl: float = Field(
         description="mean divergence of the base from itself in other batches, in nats; the larger measure"
     )
-    bound_kl: float = Field(description="mean divergence that counts as none, in nats; the larger measure")
+    bound_kl: float = Field(description="mean divergence that counts as noise, in nats; the larger measure")
     arms: tuple[ArmRow, ...]
     features: tuple[FeatureRow, ...]
     pairs: tuple[PairCell, ...]
@@ -107,7 +86,7 @@ class InvarianceResult(Judgement):
 
     @property
     def decided(self) -> Statement:
-        """State what decided, of all findings and checks."""
+        """State the decision that follows from all findings and checks."""
         if self.findings:
             return state("features-change-output", first=self.findings[0].claim, further=len(self.findings) - 1)
         if self.unmet:

@@ -61,9 +61,9 @@ class SuiteVerdict(Worded):
         "", description="the data set of questions, or the load, or empty for a suite that needs neither"
     )
     verdict: Verdict
-    why: tuple[Statement, ...] = Field(description="the number that decided, the bound that applies, and what else did")
+    why: tuple[Statement, ...] = Field(description="the deciding number, the bound that applies, and other reasons")
     p_regression: float | None = Field(
-        None, description="p value of no regression: small where the suite shows one, or null where it tests nothing"
+        None, description="p value of no regression: small if the suite shows one, or null if it tests nothing"
     )
 
 

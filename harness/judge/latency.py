@@ -37,7 +37,7 @@ from assay.harness.judge.blocks import (
 )
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide
-from assay.harness.judge.evidence import Judged, argument_differences
+from assay.harness.judge.evidence import Judged, sorted_differences
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.judgement import Metric, SuiteVerdict, measure
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, worst_ratio
@@ -74,8 +74,8 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     lengths = compare_lengths(ends, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     servers = {server.role: server for server in manifest.servers}
-    unequal = argument_differences(servers, spec.treatment)
-    same = check_same_servers(spec.sides, servers, unequal, folder.fingerprints())
+    undeclared, derived = sorted_differences(folder, servers, spec.treatment)
+    same = check_same_servers(spec.sides, servers, undeclared, folder.fingerprints(), derived=derived)
     checks = (
         *_server_checks(servers, calls, same),
         *(
@@ -94,6 +94,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         created=manifest.created,
         reference=spec.reference.backend,
         candidate=spec.candidate.backend,
+        treatment=spec.treatment,
         device=spec.device,
         hardware=manifest.hardware,
         packages=manifest.packages,
@@ -274,7 +275,7 @@ _WORST = "worst-time-ratio"
 
 
 def timed(folder: RunFolder) -> LatencyResult | str:
-    """Judge the times that a run's folder holds.
+    """Judge the times in a run's folder.
 
     Returns:
         All ratios, or the message of an error that prevents them.
@@ -289,7 +290,7 @@ def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
     """Judge the latency of a run, and check that it was timed.
 
     Args:
-        result: the result of `timed`, or empty if no times were asked for.
+        result: the result of `timed`, or empty if no times were requested.
         wrong: the suites that found the candidate's answers or outputs wrong: the times of another computation prove nothing.
     """
     if not result:

@@ -15,7 +15,7 @@ from assay.harness.statement import Statement, Worded
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
 
 TimeMetric = Literal["ttft", "itl", "e2e", "throughput"]
-"""The times measured of an answer."""
+"""The times measured for an answer."""
 
 
 class _OfLoad(Part):
@@ -36,16 +36,16 @@ class LatencyRow(_OfLoad, Worded):
     words = ("title",)
 
     metric: TimeMetric
-    reference_s: float = Field(description="median seconds; of throughput the seconds a token of the answer")
+    reference_s: float = Field(description="median seconds; for throughput, seconds per token of the answer")
     candidate_s: float
-    ratio: float | None = Field(description="Hodges and Lehmann's estimate, or null where nothing was measured")
+    ratio: float | None = Field(description="Hodges and Lehmann's estimate, or null if nothing was measured")
     low: float | None
-    high: float | None = Field(description="null where too few ratios were measured")
+    high: float | None = Field(description="null if too few ratios were measured")
     mean: float | None = Field(None, description="ratio of the means over all requests, which rare slow requests raise")
     floor: float | None = Field(description="the reference over itself")
     floor_low: float | None
     floor_high: float | None
-    p: float = Field(description='of "at most the bound", corrected for the number of ratios (Holm)')
+    p: float = Field(description='p value of "at most the bound", corrected for the number of ratios (Holm)')
     bound: float
     verdict: Verdict
     why: Statement
@@ -55,17 +55,17 @@ class LatencyRow(_OfLoad, Worded):
 class LoadRow(_OfLoad):
     """One load: its requests and throughputs."""
 
-    prompt_tokens: int = Field(description="of each prompt, or of the longest one")
-    shortest_tokens: int = Field(0, description="of the shortest prompt, or 0 where all have the same length")
+    prompt_tokens: int = Field(description="tokens of each prompt, or of the longest one")
+    shortest_tokens: int = Field(0, description="tokens of the shortest prompt, or 0 if all have the same length")
     output_tokens: int
     shared_tokens: int
     rounds: int = Field(description="rounds that count; each has two blocks of either role")
-    reference_output_throughput: float = Field(description="answer tokens a second")
+    reference_output_throughput: float = Field(description="answer tokens per second")
     candidate_output_throughput: float
     reference_itl_p99_s: float = Field(description="99th percentile of inter-token latency, the median over blocks")
     candidate_itl_p99_s: float
     reference_cached: float | None = Field(
-        description="share of the prompt tokens that came from the prefix cache, or null where the server does not report it"
+        description="share of the prompt tokens that came from the prefix cache, or null if the server does not report it"
     )
     candidate_cached: float | None
 
@@ -76,6 +76,9 @@ class LatencyResult(Judgement):
     created: str = Field(description="ISO 8601, UTC")
     reference: str
     candidate: str
+    treatment: dict[str, tuple[str, str]] = Field(
+        {}, description="settings that differ, as asked: (reference, candidate)"
+    )
     device: str
     hardware: str
     packages: dict[str, str]
@@ -104,7 +107,7 @@ class LatencyResult(Judgement):
 
 
 def worst_ratio(latency: LatencyResult) -> LatencyRow | None:
-    """Return the ratio that decided: of those with the worst verdict the one whose interval reaches furthest up."""
+    """Return the deciding ratio: among those with the worst verdict, the one whose interval reaches furthest up."""
     return max(
         latency.rows,
         key=lambda row: (-WORST_FIRST.index(row.verdict), math.inf if row.high is None else row.high, row.ratio or 0.0),

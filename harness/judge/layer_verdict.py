@@ -26,10 +26,10 @@ from assay.harness.verdict import Finding, Verdict, serious
 _WORST_CELL, _WORST_GAIN, _WORST_APART = "worst-own-error", "worst-gain", "worst-difference"
 _WORST_QUERY = "worst-query"
 _WORST_CALL = "worst-recorded-call"
-# Ids of findings that the cells show.
+# Ids of findings from the cells.
 OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
 _QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
-# Times the reference's own excess over its bounds, from which on a candidate's cannot have the same origin.
+# From this multiple of the reference's own excess over its bounds on, a candidate's cannot have the same origin.
 _DECADE = 10.0
 _CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.labels[-1]))
 
@@ -39,7 +39,7 @@ class LayerEvidence:
     """The evidence for the verdict on layers.
 
     Attributes:
-        errors: what the shadow summed up.
+        errors: the errors that the shadow summed up.
         against: the same, compared with noise.
         replay: the examination of recorded calls, or None if none was recorded.
         foreign: why the examination does not belong to these calls, or empty if it does.
@@ -56,7 +56,7 @@ class LayerEvidence:
         return None if self.foreign else self.replay
 
 
-# The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression.
+# The verdict, why, the deciding metric (empty if a finding decided), and the p value of no regression.
 _Ruling = tuple[Verdict, tuple[Statement, ...], str, float | None]
 
 
@@ -65,7 +65,7 @@ def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) ->
 
     - *regression*: in a cell the candidate's own error is out of bounds, or that of a single query, or its gain in a head, layer or
       phase; or over all queries it is farther from the reference than the bounds of both allow; or a recorded call is out of
-      bounds, or behaves otherwise wrongly; or an error is above the policy's bound of the kernel's family.
+      bounds, or has another defect; or an error is above the policy's bound of the kernel's family.
     - *inconclusive*: the reference itself is out of bounds, unless the candidate's own error is so by ten times more; or nothing
       was compared with the truth or examined, the candidate did not compute a call, no call had a cached prefix; or its error is
       smaller than its declared quantisation must cost.
@@ -163,7 +163,7 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
     shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
         shown.append(_finding(OUT_OF_BOUNDS, "error beyond rounding", _WORST_CELL, rest, errors))
-    if not against.cells.flagged.any():  # else the error of cells explains those of queries, and the gain
+    if not against.cells.flagged.any():  # otherwise the error of cells explains those of queries, and the gain
         if (queries := _unnamed(evidence, against.queries)).flagged.any():
             shown.append(_finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", _WORST_QUERY, queries, errors))
         if against.gains.flagged.any():
@@ -182,7 +182,7 @@ def _unnamed(evidence: LayerEvidence, cells: MeasuredCells) -> MeasuredCells:
 
 def _wrong_reference(evidence: LayerEvidence) -> Finding | None:
     """Make the finding that the reference is out of its own bounds, if it is; that shows nothing about the candidate."""
-    against, title = evidence.against, "the reference is not right, so it proves nothing about the candidate"
+    against, title = evidence.against, "the reference is wrong, so it proves nothing about the candidate"
     for measured, metric in ((against.reference, _WORST_CELL), (against.reference_queries, _WORST_QUERY)):
         if measured.flagged.any():
             return _finding(WRONG_REFERENCE, title, metric, measured, evidence.errors, "reference")
@@ -229,7 +229,7 @@ def _beyond(metric: str, measured: MeasuredCells, errors: ShadowErrors) -> State
 
 
 def _worst_of(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: Role = "candidate") -> Statement:
-    """State the worst number, its bound, and of a query where it is."""
+    """State the worst number, its bound, and, for a query, its place."""
     worst = int(np.argmax(measured.excess))
     query = _query(measured, worst, errors, role) if metric == _WORST_QUERY else None
     numbers = {name: getattr(measured, name)[worst] for name in ("observed", "bound", "excess")}

@@ -11,7 +11,7 @@ the reference's k most probable tokens S; everything else is one bucket R with p
 Merging outcomes never raises a divergence (log-sum inequality; Cover and Thomas, Elements of Information Theory, theorem 2.7.1),
 so KL_k is a lower bound, and exact if p / q is constant outside S. The report also states the mean of p(S).
 
-What is outside S shows in the change of the log-likelihood of the sequence's own tokens, which may be improbable ones.
+The change of the log-likelihood of the sequence's own tokens, which may be improbable ones, shows differences outside S.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _MIN_MASS = 2.0**-20
 class LogitsRow(Part):
     """Both roles' next-token distributions under one condition, over the reference's own tokens.
 
-    Mean, percentiles, maximum and shares are over the finite positions, and None without any.
+    Mean, percentiles, maximum and shares are over the finite positions, or None without any.
     """
 
     condition: str = Field(description='"cold" or "cached"; the phase is always extend')
-    positions: int = Field(description="scored tokens, those that are not finite included")
+    positions: int = Field(description="scored tokens, including those that are not finite")
     sequences: int
     mean_kl: float | None = Field(description="KL_k(reference || candidate), in nats, as are the next four")
     median: float | None
@@ -67,7 +67,7 @@ class LogitsRow(Part):
     nonfinite: int = Field(0, description="positions with a log-probability that is not finite; in no other number")
     reference_nonfinite: int = Field(0, description="those of them at which the reference's is not")
     floor_mean_kl: float | None = Field(
-        None, description="mean KL_k of the reference against itself, or null where it was scored once"
+        None, description="mean KL_k of the reference against itself, or null if it was scored once"
     )
 
 
@@ -106,7 +106,7 @@ class LogitsComparison:
 def merged_kl(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Array:
     """Compute KL_k at each position, in nats (see the module).
 
-    Computed as the sum of p (e^d - 1 - d) with d = log q - log p, which is the same sum where both sides add up to 1; each term
+    Computed as the sum of p (e^d - 1 - d) with d = log q - log p, which is the same sum if both sides add up to 1; each term
     is at least 0, so nothing cancels. A bucket of less than `_MIN_MASS` counts as that much, which can only lower the result.
 
     Args:
@@ -114,7 +114,7 @@ def merged_kl(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Array:
         candidate: the candidate's log-probabilities of the same tokens, [..., k].
 
     Returns:
-        [...]; at least 0; infinite where the candidate excludes a token; NaN where either side is.
+        [...]; at least 0; infinite if the candidate excludes a token; NaN if either side is.
     """
     log_p, log_q = np.asarray(reference, np.float64), np.asarray(candidate, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -134,7 +134,7 @@ def _log_rest(logprobs: Array) -> Array:
 def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = None) -> LogitsComparison:
     """Compare the candidate's scoring with the reference's, condition by condition.
 
-    Sequences for which a server did not cache what the condition requires are left out, and reported.
+    Sequences for which a server did not cache the tokens that the condition requires are left out, and reported.
 
     Args:
         again: the reference's second scoring, of some of the sequences, for the floor, if any.
@@ -160,13 +160,30 @@ def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = N
     return LogitsComparison(tuple(rows), tuple(prompts), tuple(missing))
 
 
+def farthest(reference: Logits, candidate: Logits) -> tuple[int, CacheState]:
+    """Return the index of the sequence on which a candidate is farthest from the reference, and the condition.
+
+    The condition is *cached* unless *cold* is more than twice as far: a trace of a cached sequence has fewer rows.
+    """
+    _check_same(reference, candidate)
+    far: dict[CacheState, tuple[float, int]] = {}
+    for condition in CACHE_STATES:
+        if held := _held(condition, reference, candidate):
+            both = _Compared.of(condition, reference, candidate, held)
+            kl = np.where(np.isfinite(both.kl), both.kl, math.inf)
+            sums = np.bincount(both.clusters, kl, len(held)) / np.bincount(both.clusters, minlength=len(held))
+            far[condition] = float(sums.max()), held[int(sums.argmax())]
+    cold, cached = (far.get(condition, (-1.0, 0)) for condition in ("cold", "cached"))
+    return (cold[1], "cold") if cold[0] > 2 * max(cached[0], 0.0) or "cached" not in far else (cached[1], "cached")
+
+
 @dataclass(frozen=True)
 class _Compared:
     """Two scorings of the same tokens under one condition.
 
     Attributes:
-        p: of the reference, at the positions of all sequences.
-        q: of the other, likewise.
+        p: log-probabilities of the reference, at the positions of all sequences.
+        q: those of the other scoring, likewise.
         clusters: the index of each position's sequence, [n].
         kl: KL_k, in nats, [n]; NaN where a log-probability is not finite.
     """
@@ -201,13 +218,13 @@ class _Compared:
 
 
 def _held(condition: CacheState, reference: Logits, other: Logits) -> list[int]:
-    """List the sequences for which both servers cached what the condition requires."""
+    """List the sequences for which both servers cached the tokens that the condition requires."""
     sequences = zip(reference.header.sequences, other.header.sequences, strict=True)
     return [i for i, both in enumerate(sequences) if all(sequence.honoured(condition) for sequence in both)]
 
 
 def _indices(reference: Logits, again: Logits) -> list[int]:
-    """Return where the sequences of the second scoring are in the first."""
+    """Return the indices of the second scoring's sequences in the first."""
     places = {sequence.item: index for index, sequence in enumerate(reference.header.sequences)}
     if unknown := [sequence.item for sequence in again.header.sequences if sequence.item not in places]:
         raise EvidenceError(

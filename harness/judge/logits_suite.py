@@ -2,7 +2,7 @@
 
 Three numbers decide under each condition, *cold* and *cached*: the mean KL of the next-token distributions, the mean change of
 the log-likelihood of the reference's own tokens, and the share of prompts whose KL is far beyond the limit. The first two are means
-over prompts, with a bootstrap-t interval, which knows nothing of prompts that were not asked: a mean with a heavy tail is no pass.
+over prompts, with a bootstrap-t interval, which knows nothing about other prompts: a mean with a heavy tail is not a pass.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ FLOOR_FACTOR = 5.0
 A candidate as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2
 (measured: 0.8; see ``python benchmarks/logit_verdicts.py``)."""
 # A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not
-# pass. Where mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a
-# mean of half the limit, 1 prompt in 9,000 is.
+# pass. If mean KLs are log-normal with a sigma of 1.2, the widest measured for an honest candidate, and a mean of half
+# the limit, 1 prompt in 9,000 is.
 _FAR = 20.0
-# A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit.
+# A larger share of such prompts is a regression, by an exact binomial test, even if the mean is within the limit.
 _FAR_SHARE = 0.01
 # Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing:
 # that of a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11
@@ -86,7 +86,7 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
       that are far beyond the limit, is above its own (one-sided, corrected for the number of tests by Bonferroni's rule).
     - *pass*: under both conditions, over at least `MIN_PROMPTS` prompts, the intervals are within the limits, no prompt is far
       beyond, and no tail is heavier than `_WIDEST_SPREAD`.
-    - *inconclusive*: anything else, and where the reference's own log-probabilities are not finite.
+    - *inconclusive*: anything else, and if the reference's own log-probabilities are not finite.
     """
     tests = list(_tests(comparison, policy, noise))
     verdict, why, decided_by, p = _judge(comparison, tests, policy.alpha)
@@ -110,7 +110,7 @@ def _compare_logits(folder: Path, run: str = "") -> LogitsComparison:
 
 
 def _judge(comparison: LogitsComparison, tests: Sequence[_Test], alpha: float) -> _Ruling:
-    """Decide by non-finite values and by the number of prompts, and else by the tests."""
+    """Decide by non-finite values and by the number of prompts, or else by the tests."""
     rows = comparison.rows
     fewest = min((row.sequences for row in rows), default=0) if len(rows) == 2 else 0
     if bad := [row for row in rows if row.reference_nonfinite]:
@@ -141,14 +141,14 @@ def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> _Ruling:
     worst = max(tests, key=lambda test: test.reach)
     numbers = _numbers(worst.metric, alpha, fewest)
     if worst.reach <= 1:
-        # The share of prompts that may be wrong though all those that were asked are right.
+        # The share of prompts that may be wrong even though all asked prompts are right.
         unseen = state("bug-unseen", share=clopper_pearson(0, fewest, 2 * alpha).high)
         return "pass", (state("logits-within", **numbers), unseen), worst.metric.id, p
     return "inconclusive", (state("logits-undecided", **numbers),), worst.metric.id, p
 
 
 def _numbers(metric: Metric, alpha: float, prompts: int) -> dict[str, Any]:
-    """Return what the statement about a mean says of it."""
+    """Return the values for the statement about a mean."""
     return {
         "quantity": metric.quantity, "condition": metric.part, "value": metric.values.get("change", metric.value),
         "high": metric.high, "level": 1 - alpha, "prompts": prompts, "bound": metric.bound, "policy": metric.policy,
@@ -212,15 +212,15 @@ def _heavy(prompts: PromptMeans, limit: float) -> Statement | None:
 
 
 def _tail_spread(values: Array) -> float:
-    """Compute the standard deviation of the logs of the larger half of the values above 0, [n]; 0.0 where fewer than four are."""
+    """Compute the standard deviation of the logs of the larger half of the values above 0, [n], or 0.0 if fewer than four are."""
     above = np.sort(values[values > 0])
     return float(np.log(above[len(above) // 2 :]).std(ddof=1)) if len(above) > 3 else 0.0
 
 
 def limit_of(prompts: PromptMeans, limit: float | None, noise: Sequence[str]) -> tuple[float, Statement]:
-    """Compute the limit of the mean KL of prompts, and where it comes from.
+    """Compute the limit of the mean KL of prompts, and state its source.
 
-    That is the policy's `limit`, else the larger of declared noise and floor, which an erratic reference raises to
+    It is the policy's `limit`, or else the larger of declared noise and floor, which an erratic reference raises to
     `WIDEST_LOGITS_LIMIT` and no further.
     """
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
@@ -240,7 +240,7 @@ def _not_finite(rows: Sequence[LogitsRow]) -> Metric:
 
 
 def _places(rows: Sequence[LogitsRow]) -> list[tuple[int, int, str]]:
-    """List the positions that are not finite, all positions, and the condition."""
+    """List the counts of positions that are not finite and of all positions, with the condition."""
     return [(row.nonfinite, row.positions, row.condition) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Limits, in nats, of how far a declared noise family may move next-token distributions: for ``greedy`` and ``logits``.
+"""Limits, in nats, on how far a declared noise family may move next-token distributions: for ``greedy`` and ``logits``.
 
 Rounding of a relative size e in the attention of a model changes its logits in proportion to e, and a divergence in proportion to
 e squared. The size follows from how the family stores Q, K, V and the softmax weights: independent rounding errors add up in
@@ -19,8 +19,8 @@ from assay.harness.attention.noise import FORMATS, Quantised, family
 # As `NumberFormat.relative_error`, for the arithmetic of both products; sums kept in fp16 round at each addition.
 _ARITHMETIC_ERROR = {"fp32": 0.0, "tf32": 2**-12, "fp16": 2**-10}
 EXACT_KL = 2.4e-4
-"""Largest mean KL, in nats, of a kernel that declares nothing: what 8-bit weights cost an 8B model. Rounding to bf16 in the rest of
-the model, which follows the attention's, is part of it."""
+"""Largest mean KL, in nats, of a kernel that declares nothing: the cost of 8-bit weights in an 8B model. It includes the bf16
+rounding in the rest of the model, which follows the attention's."""
 # Nats of mean KL for each unit of e squared: ten times what an H100 showed (6.3e-5 at e = 0.013).
 _KL_PER_SQUARE = 4.0
 EXACT_SWING = 0.5

@@ -36,7 +36,7 @@ def _recorded_phases(header: ShadowHeader, candidate: Backend) -> Collection[str
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Judge what the layer diff left, and check that it compared every layer, also with a cached prefix."""
+    """Judge the evidence of the layer diff, and check that it compared every layer, also with a cached prefix."""
     suites, errors = run.spec.workload.suites, run.errors
     called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
     checks = [
@@ -91,7 +91,7 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[fl
     records = {role: folder.read(LAYER_DIFF, role) for role in ROLES}
     if not any(records.values()):
         return {}
-    # Prefer the candidate's own server: there it wrote the keys and values too.
+    # Prefer the candidate's own server, which wrote the keys and values too.
     where = {role: role if records[role] else next(r for r in ROLES if records[r]) for role in ROLES}
     labels = next(record.traced for record in records.values() if record)
     reference, candidate = (
@@ -176,7 +176,7 @@ def _suite(record: KernelResult) -> SuiteResult:
     """Judge the kernel by itself."""
     missing = [record.not_run] if record.not_run else [*record.missing] if record.computed else []
     lacking = state("op-calls-not-tested", missing=missing) if missing or not record.computed else None
-    # The numbers count, also without a finding.
+    # The numbers count, even without a finding.
     outside = bool(record.failing) or not record.worst <= 1
     verdict: Verdict = "regression" if outside or serious(record.findings) else "inconclusive" if lacking else "pass"
     worst = times_bound(_WORST, record.worst, calls=record.computed, shapes=record.shapes)

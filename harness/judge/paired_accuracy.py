@@ -1,26 +1,26 @@
-"""The decision about a loss of accuracy, by paired answers: for the judge, for `compare`, and for when to stop asking.
+"""The decision about a loss of accuracy, from paired answers: for the judge, for `compare`, and for when to stop asking.
 
-What is estimated is the *loss*: the share of questions that the reference gets right minus the candidate's, where the questions are
-those of the set, or of the source that they were drawn from, each unit counted once. A *unit* is a question, or all questions about
-one passage, whose mean loss is one value between -1 and 1: questions about one passage are answered alike, so they are not
-independent, but passages are drawn in random order. Subjects are no units: all of them are in the set, so a random order of its
+The estimate is the *loss*: the share of questions that the reference gets right minus the candidate's, over the questions of the
+set, or of the source that they were drawn from, each unit counted once. A *unit* is a question, or all questions about one
+passage, whose mean loss is one value between -1 and 1: questions about one passage are answered alike, so they are not
+independent, but passages are drawn in random order. Subjects are not units: the set has all of them, so a random order of its
 questions is fair to each.
 
 Two wagers run side by side (`assay.harness.stats.betting`). One bets that the loss is above the margin, on every unit. The other
 bets that it is below, on the questions that were asked with the shared header in the cache; those with an empty cache are too few
-to show anything of their own, and their share falls as more are asked, so they can lose a pass but not win one. Both are looked at
+to show anything alone, and their share falls as more are asked, so they can lose a pass but not win one. Both are evaluated
 over the longest beginning of the order in which both roles answered every question: answers arrive out of order, and whether a
-question is slow to answer may depend on whether the answer is right. The first unit at which a wager has won is thus decided by the
-order alone, and the error rates hold at every look:
+question is slow to answer may depend on whether the answer is right. The order alone thus decides the first unit at which a wager
+has won, and the error rates hold at every look:
 
 - an equal candidate, or any whose loss is at most the margin, is called a regression with a probability of at most
   ``regression_alpha``;
 - a candidate whose loss is the margin or more passes with a probability of at most ``alpha``.
 
-Further answers cannot turn a regression into a pass. They can, as long as someone asks, turn a pass into a regression.
+Further answers cannot turn a regression into a pass. They can turn a pass into a regression, for as long as someone asks.
 
-Results that are complete, such as the logs of two finished evaluations, are looked at once. Where their answers are right or wrong,
-the exact test of a fixed number of pairs needs fewer of them (`assay.harness.stats.paired_margin`).
+Complete results, such as the logs of two finished evaluations, are looked at once. If their answers are right or wrong, the
+exact test of a fixed number of pairs needs fewer of them (`assay.harness.stats.paired_margin`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from assay.harness.verdict import Verdict
 
 CHANCE = 0.25
 """Accuracy of guessing among four options; a number cannot be guessed."""
-# The reference must be shown to beat guessing by this multiple of the margin: less could not be lost visibly.
+# The reference must be shown to beat guessing by this multiple of the margin: a smaller loss would not be visible.
 _HEADROOM = 2.0
-# Largest share of answers without a letter: a comparison of more is one of formats.
+# Largest share of answers without a letter: beyond it, the comparison is one of formats.
 _MOST_UNPARSED = 0.05
 
 _Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unparsed", "undecided"]
@@ -74,7 +74,7 @@ class Rule:
 
 
 class Scores(NamedTuple):
-    """What both sides scored on one question, from 0 to 1.
+    """The scores of both sides on one question, from 0 to 1.
 
     Attributes:
         unit: the questions of one unit count as one value.
@@ -129,7 +129,7 @@ class Accuracy:
 
     @property
     def over(self) -> bool:
-        """True if asking on is pointless."""
+        """True if further questions are pointless."""
         return self.hopeless or self.reason in _VERDICTS
 
     @property
@@ -205,12 +205,12 @@ def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool
     - *non-inferior*: the loss is below the margin, no more than `_MOST_UNPARSED` of either side's answers are unparsed, and the
       reference is so much better than guessing that a loss would show.
 
-    Unless `Rule.loss_suffices`, there is neither where the reference has no headroom or too many unparsed answers: it is not fit to
-    compare with.
+    Unless `Rule.loss_suffices`, there is neither if the reference has no headroom or too many unparsed answers: it is not
+    fit to compare with.
 
     Args:
         scores: in the random order in which the questions were asked, or in another that does not depend on the answers.
-        fixed: whether their number was fixed before any was asked. One look is then made, and the exact test where it is defined.
+        fixed: whether their number was fixed before any was asked. Then there is one look, by the exact test if it is defined.
     """
     units: dict[str, list[Scores]] = {}
     for each in scores:
@@ -219,7 +219,7 @@ def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool
     references = np.array([_mean(each.reference for each in unit) for unit in units.values()])
     exact = fixed and len(units) == len(scores) and all({each.reference, each.candidate} <= {0, 1} for each in scores)
     floor = chance + _HEADROOM * rule.margin
-    # Where always the same answer scores (nearly) 1, nothing shows that an answer was more than that.
+    # If the same answer to every question scores (nearly) 1, nothing shows that an answer was more than that.
     beatable = floor < 1
     hopeless, p_regression, p_inferior = False, 1.0, 1.0
     reason: _Reason = "nothing"
@@ -301,10 +301,10 @@ def state_accuracy(result: Accuracy, sides: tuple[str, str] = ("the reference", 
 
 
 def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:
-    """Count the questions of the order that a pass needs at least: those it takes if all that is still open shows no difference.
+    """Count the questions of the order that a pass needs at least, if all open ones show no difference.
 
     Returns:
-        At most the number of `items`, also if they cannot show a pass any more.
+        At most the number of `items`, even if they can no longer show a pass.
     """
     losses = {pair.item.id: pair.loss for pair in pairs}
     units = [list(unit) for _, unit in groupby(items, key=lambda item: item.unit or item.id)]

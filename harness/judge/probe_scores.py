@@ -1,8 +1,8 @@
-"""Distance between two variants: the same tokens, scored with other features on.
+"""Distance between two variants: the same tokens, scored with different features on.
 
 The divergence at a position is `assay.harness.judge.logits.merged_kl`, over the base's most probable tokens and the sequence's
-own one. A token that the other arm does not list is no more probable there than the least one that it lists; that is taken where it
-is less than the base's, so that the divergence is a lower bound.
+own one. A token that the other arm does not list is no more probable there than the least one that it lists; that value is used if
+it is below the base's, so that the divergence is a lower bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from assay.harness.judge.logits import merged_kl
 
 Measure = Literal["prefill", "decode"]
 MEASURES: tuple[Measure, Measure] = ("prefill", "decode")
-# Log-probability in both variants of a token that only fills up a row: it adds nothing to a divergence.
+# Log-probability in both variants of a token that only pads a row: it adds nothing to a divergence.
 _NOTHING = -1000.0
 
 
@@ -30,8 +30,8 @@ class ProbePlace:
 
     Attributes:
         probe: id of the probe.
-        index: of the predicted token in the sequence, from 0.
-        kl: divergence from the base, in nats, infinite where a log-probability is not finite.
+        index: index of the predicted token in the sequence, from 0.
+        kl: divergence from the base, in nats, or infinite if a log-probability is not finite.
     """
 
     probe: str
@@ -94,12 +94,12 @@ class Distance:
     """The distance of a variant from its base, in one measure.
 
     Attributes:
-        positions: compared.
+        positions: number of compared positions.
         mean: divergence over all positions, in nats.
-        worst: the largest of a position.
-        at: where that is, or None where nothing was compared.
-        probes: divergence over the positions of each probe, in nats, by its id: their mean, and their median (the lower one). A
-            few experts that flip move the mean, and an error at most positions moves both.
+        worst: the largest divergence of a position.
+        at: its place, or None if nothing was compared.
+        probes: divergence over the positions of each probe, in nats, by its id: their mean, and their median (the lower one). A few
+            flipping experts move the mean; an error at most positions moves both.
     """
 
     positions: int
@@ -130,7 +130,7 @@ class Bound:
         mean: over all positions.
         worst: of one position.
         probes: of the mean and the median over the positions of a probe, by its id.
-        floor: the base's distance from itself, where that is more: a variant within it shows nothing.
+        floor: the base's distance from itself, if larger: a variant within it shows nothing.
     """
 
     mean: float

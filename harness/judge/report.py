@@ -19,6 +19,7 @@ from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.judgement import WHOLE, Judgement, Metric, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.logits import LogitsRow
+from assay.harness.judge.traces import PartingRow
 from assay.harness.schema import RULE, Part, read_json
 from assay.harness.sides import Role
 from assay.harness.statement import Statement
@@ -33,7 +34,7 @@ __all__ = [  # all parts of a report, wherever they are defined
 
 NOT_FINITE: Literal["not finite"] = "not finite"
 OwnError = FiniteFloat | Literal["not finite"] | None
-"""A relative L1 error in JSON: a number, `NOT_FINITE` where an output is not, or null (never zero) where nothing was observed."""
+"""A relative L1 error in JSON: a number, `NOT_FINITE` if an output is not, or null (never zero) if nothing was observed."""
 
 
 def out_of_bounds(error: OwnError, bound: float | None) -> bool:
@@ -44,19 +45,19 @@ def out_of_bounds(error: OwnError, bound: float | None) -> bool:
 
 
 def excess(error: OwnError, bound: float | None) -> float:
-    """Express an error as a multiple of its bound, to order by: below 0 where nothing was observed, infinite if not finite."""
+    """Express an error as a multiple of its bound, for sorting: below 0 if nothing was observed, infinite if not finite."""
     if error is None:
         return -1.0
     return math.inf if error == NOT_FINITE else error / (bound or 1.0)
 
 
 class ServerSummary(Part):
-    """One role's server, as it was proven to run."""
+    """One role's server, with the proof of what it ran."""
 
     backend: str
     engine: str = Field(description='such as "SGLang 0.5.23 on cpu"')
     claimed_phases: tuple[str, ...] = Field(description="phases that this backend's own kernel claims to compute")
-    calls: tuple[CallSummary, ...] = Field(description="empty where assay could not instrument the engine")
+    calls: tuple[CallSummary, ...] = Field(description="empty if assay could not instrument the engine")
     startup_s: float | None = None
     launch_command: str = ""
 
@@ -70,7 +71,7 @@ class KernelRow(Part):
     )
     launches: int
     attention: bool | None = Field(
-        description="whether an attention call launched it; null: not known, as in a CUDA graph"
+        description="whether an attention call launched it; null: unknown, as in a CUDA graph"
     )
     of: Literal["reference", "candidate", "both", ""] = Field(
         description="the role whose backend is known to launch kernels of this name, or empty"
@@ -100,7 +101,7 @@ class Environment(Part):
         description="server arguments that differ between the roles beyond the treatment: (reference, candidate)"
     )
     derived_arguments: dict[str, tuple[str, str]] = Field(
-        {}, description="those that differ as the engine derives them from the treatment: (reference, candidate)"
+        {}, description="those that differ because the engine derives them from the treatment: (reference, candidate)"
     )
 
 
@@ -120,7 +121,7 @@ class Flip(Part):
 
 
 class DivergenceRow(TextDivergence):
-    """A greedy prompt on which the roles' texts part, with both texts."""
+    """A greedy prompt on which the roles' texts diverge, with both texts."""
 
     item: str
     prompt: str
@@ -147,7 +148,7 @@ class SuiteResult(SuiteVerdict):
 
     @property
     def deciding_metric(self) -> Metric | None:
-        """The metric that decided; of a report that does not name one, the first with a bound."""
+        """The metric that decided, or, if a report does not name it, the first with a bound."""
         if self.decided_by is None:
             return next((metric for metric in self.metrics if metric.bound is not None), None)
         return next((metric for metric in self.metrics if metric.id == self.decided_by), None)
@@ -165,7 +166,7 @@ class ErrorGrid(Part):
         description='relative L1, rows x columns; null: not observed; "not finite": an output is not'
     )
     bounds: tuple[FiniteFloat | None, ...] = Field(
-        description="of each row: the relative L1 that rounding explains, above which a cell is out of bounds; null: not known"
+        description="of each row: the relative L1 that rounding explains, above which a cell is out of bounds; null: unknown"
     )
 
     @model_validator(mode="after")
@@ -208,7 +209,7 @@ class TruthRow(Part):
     bound: FiniteFloat | None = Field(description="the error that rounding explains in that cell")
     gain: OwnError = Field(description="slope of the output on the truth, minus 1, over all heads; without its sign")
     gain_bound: FiniteFloat | None = Field(description="the gain that rounding explains")
-    reference_own: OwnError = Field(description="as `own`, of the reference")
+    reference_own: OwnError = Field(description="the same as `own` for the reference")
     reference_bound: FiniteFloat | None
     out_of_bounds: bool = Field(description="whether any cell, or the gain of any head, is out of bounds")
 
@@ -219,10 +220,12 @@ class WorstCall(Part):
     layer: int
     phase: str
     head: int
-    relative_l1: OwnError = Field(description="of this one query and head; the bound holds for a cell of many queries")
+    relative_l1: OwnError = Field(
+        description="error of this one query and head; the bound is for a cell of many queries"
+    )
     bound: FiniteFloat | None
     request: str
-    position: int = Field(description="of the query in its request, cached prefix included")
+    position: int = Field(description="position of the query in its request, including the cached prefix")
     prefix: int
     new: int
     sequences: int = Field(description="sequences in the call")
@@ -254,7 +257,7 @@ class EnvelopeRow(Part):
     condition: str = Field(description='id of the condition, such as "new-tokens"')
     title: str
     label: str = Field(description='bucket or kind, such as "129-512"')
-    calls: int = Field(description="compared calls, of the layer that has the fewest")
+    calls: int = Field(description="compared calls, in the layer with the fewest")
     wanted: bool = Field(description="whether the policy requires such a call")
 
 
@@ -265,7 +268,7 @@ class EnvelopeResult(Part):
     claimed: tuple[str, ...] = Field(description="phases that the candidate claims")
     features: tuple[str, ...] = Field(
         (),
-        description="what compared calls asked for beyond plain attention, and what changed an output in each layer that asked",
+        description="features that compared calls asked for, and those that changed an output in each layer that asked",
     )
     unfelt: dict[str, tuple[str, ...]] = Field(
         {}, description="features that changed no output of some layer by more than rounding -> the phases"
@@ -275,30 +278,30 @@ class EnvelopeResult(Part):
         description="phase -> condition, such as a length or the size of a batch -> its values in calls of the shadow"
     )
     served: dict[str, dict[str, Ranges]] = Field(
-        default_factory=dict, description="the same of the candidate's own server, if it was compared"
+        default_factory=dict, description="the same for the candidate's own server, if it was compared"
     )
     not_in_shadow: tuple[str, ...] = Field(
         (),
-        description="settings of the candidate, other than its backend, without which its backend computed in the shadow",
+        description="settings of the candidate, other than its backend, that its backend in the shadow did not have",
     )
     served_in_graphs: bool = Field(False, description="whether its decode ran in CUDA graphs")
     reached: dict[str, dict[str, int]] = Field(
         description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
     )
     served_reached: dict[str, dict[str, int]] = Field(
-        default_factory=dict, description="the same of the candidate's own server, if it was compared"
+        default_factory=dict, description="the same for the candidate's own server, if it was compared"
     )
     gaps: tuple[Statement, ...] = Field((), description="required lengths that some layer did not compare")
     rows: tuple[EnvelopeRow, ...]
 
     def calls(self, phase: str, condition: str, label: str) -> int:
-        """Return the compared calls under a condition, in the layer that has the fewest."""
+        """Return the compared calls under a condition, in the layer with the fewest."""
         key = (phase, condition, label)
         return next((row.calls for row in self.rows if (row.phase, row.condition, row.label) == key), 0)
 
 
 class FaultSeen(Part):
-    """A suite's answer to whether it saw a fault, with the numbers."""
+    """Whether a suite detected a fault, with the numbers."""
 
     suite: Literal["accuracy", "logits", "layers"]
     seen: bool
@@ -306,7 +309,7 @@ class FaultSeen(Part):
 
 
 class SensitivityResult(Part):
-    """The suites' answers to whether they saw a fault that was seeded in the running servers."""
+    """Whether each suite detected a fault that was seeded in the running servers."""
 
     fault: str = Field(description="id of the fault")
     parts: tuple[FaultSeen, ...]
@@ -330,14 +333,17 @@ class Report(Judgement):
     left_out: tuple[str, ...] = Field((), description="suites of a whole run that were not requested")
     reproduce: str = Field(description="the command that repeats this run")
     treatment: dict[str, tuple[str, str]] = Field(
-        description="what differs between the roles, as asked: (reference, candidate) by name of the setting"
+        description="requested differences between the roles: (reference, candidate) by name of the setting"
     )
     layers: LayersResult | None = Field(None, description="null without a layer diff")
+    parting: PartingRow | None = Field(
+        None, description="where the two servers first part on a sequence, or null where they were not both traced"
+    )
     envelope: EnvelopeResult | None = Field(None, description="coverage of the layer diff, or null without one")
     sensitivity: SensitivityResult | None = Field(
-        None, description="whether the suites saw a seeded fault, or null where none was seeded"
+        None, description="whether the suites detected a seeded fault, or null if none was seeded"
     )
-    latency: LatencyResult | None = Field(None, description="null where nothing was timed")
+    latency: LatencyResult | None = Field(None, description="null if nothing was timed")
     kernels: tuple[PassKernels, ...] = Field(
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )
@@ -361,7 +367,7 @@ class Report(Judgement):
 
     @property
     def asked(self) -> list[str]:
-        """The suites that the run was asked for, or that have a part of their own."""
+        """The suites that the run was asked for, or that have a separate part."""
         timed = ["latency"] if self.latency is not None else []
         return [*(suite for suite in WHOLE if suite not in self.left_out), *timed]
 

@@ -1,4 +1,4 @@
-"""The checks that the servers differed in the treatment alone, and that what each of them left agrees with itself."""
+"""The checks that the servers differed only in the treatment, and that each server's evidence is consistent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from assay.harness.verdict import Check, CheckStatus, Requirement
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Check that the servers differed in the treatment alone, and that what each counted, admitted and answered agrees."""
+    """Check that the servers differed only in the treatment, and that each one's counts, admissions and answers agree."""
     if not run.compares_servers:
         return Judged()
     same = check_same_servers(
@@ -44,8 +44,8 @@ def check_same_servers(
 
     Args:
         differences: arguments that differ beyond the treatment.
-        derived: those that differ as the engine derives them from it.
-        fingerprints: what each really served, which decides last; a role whose server did not report it is missing.
+        derived: those that differ because the engine derives them from the treatment.
+        fingerprints: each server's fingerprint, which decides last; a role whose server did not report it is missing.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
         common: the flags added to both so that their arguments agree, or None if they were not looked for.
     """
@@ -69,7 +69,7 @@ def _compare_servers(
     ours, theirs = (Backend.parse(sides[role].backend) for role in ROLES)
     if ours.is_url and ours.address == theirs.address:
         return "failed", state("one-server", url=theirs.name)
-    if not all(server.started for server in servers.values()):  # of other servers, nothing is known
+    if not all(server.started for server in servers.values()):  # nothing is known about other servers
         return "missing", state("not-started-by-assay")
     other = [
         (role, sides[role].backend, server.backend)
@@ -88,7 +88,10 @@ def _compare_servers(
         return "failed", state("flags-ignored", flags=unseen)
     diff = _compare_served(fingerprints)
     if diff is not None and diff.undeclared:
-        return "failed", state("served-otherwise", said=[difference.says for difference in diff.undeclared])
+        # Another model or environment may bring what nobody named. That is no pass, and does not excuse what is worse.
+        brought = not {"model", "interpreter"}.isdisjoint(asked)
+        said = [difference.says for difference in diff.undeclared]
+        return "missing" if brought else "failed", state("served-otherwise", said=said)
     if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):
         return "missing", state("settings-not-compared", why=diff.unread)
     arguments, parts = len(servers["reference"].arguments), len(diff.compared) if diff else None
@@ -96,7 +99,7 @@ def _compare_servers(
 
 
 def _compare_served(fingerprints: Mapping[Role, Fingerprint]) -> FingerprintDiff | None:
-    """Compare what the servers really served, except their arguments, or return None where one was not observed."""
+    """Compare the servers' fingerprints, except their arguments, or return None if one was not observed."""
     if len(fingerprints) < len(ROLES):
         return None
     sides = fingerprints["reference"], fingerprints["candidate"]
@@ -116,7 +119,7 @@ _MOST_SHOWN = 3
 
 
 def _check_reconciled(run: RunEvidence) -> Check:
-    """Check that the counted attention calls are those of the requests that were admitted and answered."""
+    """Check that the counted attention calls match the requests that were admitted and answered."""
     required = Requirement("calls-reconciled")
     admitted = {role: run.folder.admissions(role) for role in run.measured}
     if absent := [role for role in run.measured if role not in run.servers or not admitted[role]]:
@@ -160,7 +163,7 @@ def _earlier_processes(admissions: Sequence[Admission]) -> set[int]:
 def _prefill_disagreements(
     counts: Sequence[CallCount], admitted: Sequence[Admission], tolerance: int
 ) -> Iterator[Statement]:
-    """Return where the calls of a process differ from the batches that it admitted, by more than `tolerance` passes."""
+    """Yield where the calls of a process differ from the batches that it admitted, by more than `tolerance` passes."""
     extend = [count for count in counts if count.phase == "extend"]
     if any(count.captured for count in extend):
         yield state("prefill-in-graphs")
@@ -212,7 +215,7 @@ def _decode_disagreements(
 
 
 def _check_parsed(run: RunEvidence) -> list[Check]:
-    """Check that the recorded letters are those that the texts give; no check where no question was answered."""
+    """Check that the recorded letters match the texts; make no check if no question was answered."""
     expected = {item.id: item.expected for item in run.items}
     answers = [answer for answer in run.answers if answer.suite == "accuracy"]
     if not answers:

@@ -1,7 +1,7 @@
-"""Was the seeded fault seen? What the servers did under it -> the check ``workload-sensitive``.
+"""The check ``workload-sensitive``: whether the suites detected the seeded fault, judged by the servers' answers under it.
 
-Each suite of the run has to see the fault by its own measure: answers by the paired test against the policy's margin, logits by a
-sign test against their limit, layers by cells out of bounds. A workload that does not see it proves nothing when it sees nothing.
+Each suite of the run has to detect the fault by its own measure: answers by the paired test against the policy's margin, logits by
+a sign test against their limit, layers by cells out of bounds. A workload that misses it proves nothing when it finds nothing.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from assay.harness.stats.betting import log_wealth, p_value
 from assay.harness.stats.share import p_not_above
 from assay.harness.verdict import Check, Requirement
 
-# Suites that have to see the fault.
+# Suites that have to detect the fault.
 _SUITES = ("accuracy", "logits", "layers")
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Check that the suites saw the seeded fault."""
+    """Check that the suites detected the seeded fault."""
     result = _result(run)
     check = _check_sensitive(run.spec.workload.suites, result, run.seeded, bool(run.urls))
     return Judged(checks=[check], parts={"sensitivity": result} if result else {})
 
 
 def _result(run: RunEvidence) -> SensitivityResult | None:
-    """Determine whether each suite of a run saw the fault, or return None where none was seeded."""
+    """Determine whether each suite of a run detected the fault, or return None if none was seeded."""
     if not run.seeded:
         return None
     folder, policy, parts = run.folder, run.spec.policy, []
@@ -88,7 +88,7 @@ def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str],
 
 
 def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
-    """Test if a cell of the shadow of a faulty candidate is out of the bounds of noise."""
+    """Test if a cell of a faulty candidate in the shadow is out of the bounds of noise."""
     errors = read_shadow_errors(place, nonce)
     against = compare_with_noise(errors if role == "reference" else with_roles_exchanged(errors, claimed))
     tests = (against.cells, against.gains, against.apart, against.reference)
@@ -101,7 +101,7 @@ def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", n
 def _check_sensitive(
     suites: Sequence[str], result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
 ) -> Check:
-    """Check that every suite of the run saw the fault."""
+    """Check that every suite of the run detected the fault."""
     required = Requirement("workload-sensitive")
     wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
@@ -127,11 +127,11 @@ def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
 
 
 def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequence[Answer]) -> list[float]:
-    """Score each question: 1 if only the reference got it right, -1 if only the faulty candidate did, else 0.
+    """Score each question: 1 if only the reference got it right, -1 if only the faulty candidate did, or else 0.
 
     Args:
         reference: the reference's texts by id of the question. Questions that it did not answer are left out.
-        faulty: the faulty candidate's answers, in the order in which they were asked. Those to another prompt are left out.
+        faulty: the faulty candidate's answers, in the order in which they were asked. Answers to another prompt are left out.
     """
     lost = []
     for answer in faulty:
@@ -144,5 +144,5 @@ def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequ
 
 
 def p_no_loss(lost: Sequence[float], margin: float) -> float:
-    """Compute the anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered."""
+    """Compute the anytime-valid p value of "the loss is within the margin"; 1 if nothing was answered."""
     return p_value(log_wealth(lost, margin, -1, 1)) if lost else 1.0

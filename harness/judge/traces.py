@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from assay.harness.evidence.error_table import Floats, relative_l1, sums_of
 from assay.harness.evidence.trace import Trace
+from assay.harness.schema import Part
+from assay.harness.statement import Statement, state
 
 
 def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> dict[int, tuple[float, float]]:
@@ -19,18 +22,18 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
 
     With f the candidate's layer, g the reference's, x' the input when the candidate runs freely and x the reference's:
     f(x') - g(x) = (f(x) - g(x)) + (f(x') - f(x)), which are the own and the inherited error. As the total is at most the sum of the
-    two (triangle inequality), the inputs contributed at least the total less the layer's own error, or 0 where that is larger,
-    since errors may cancel. Both must be of the same requests, or the split is an estimate.
+    two (triangle inequality), the inputs contributed at least the total less the layer's own error, or 0 if that is larger, since
+    errors may cancel. Both traces must be of the same requests, or the split is an estimate.
 
     Args:
         pairs: traces of each request, the reference's and the candidate's. Their sums are added, never ratios.
         own: relative L1 of the candidate's kernel on the reference's inputs by layer number, for example from
-            ``ErrorTable.distance(("layer",))``; NaN, or missing at the end, where not observed.
+            ``ErrorTable.distance(("layer",))``; NaN, or missing at the end, if not observed.
 
     Returns:
-        Layer -> total and inherited error, relative L1 as in arXiv 2410.02367, section 4.4. The total is infinite where only the
-        reference is zero or a number of the candidate is not finite, and NaN where no row matched; inherited is also NaN where
-        `own` was not observed, or both are infinite.
+        Layer -> total and inherited error, relative L1 as in arXiv 2410.02367, section 4.4. The total is infinite if only the
+        reference is zero or a number of the candidate is not finite, and NaN if no row matched; inherited is also NaN if `own`
+        was not observed, or both are infinite.
     """
     total: dict[int, Floats] = {}
     for reference, candidate in pairs:
@@ -40,15 +43,15 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
     for layer, sums in total.items():
         error = float(relative_l1(sums.sum(0)))
         mine = float(own[layer]) if layer < len(own) else math.nan
-        errors[layer] = error, max(error - mine, 0.0)  # NaN where the difference is
+        errors[layer] = error, max(error - mine, 0.0)  # NaN if the difference is
     return errors
 
 
 def _trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
     """Sum the errors of the candidate's outputs over the rows that two traces of one request have in common.
 
-    Rows match if they have the same position and input token and come before the first position at which the tokens differ: from
-    there on, the texts differ.
+    Rows match if they have the same position and input token and come before the first position at which the tokens differ,
+    because the texts differ from there on.
 
     Returns:
         Layer -> float64 [heads, 5], the columns of `assay.harness.evidence.error_table.DISTANCE`.
@@ -73,14 +76,14 @@ def _matching_rows(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
 
 
 def _rows(trace: Trace) -> dict[int, int]:
-    """Return the row of each position; the first, where a request that was interrupted computed it again."""
+    """Return the row of each position; the first one, if an interrupted request computed it again."""
     rows: dict[int, int] = {}
     for row, position in enumerate(trace.positions.tolist()):
         rows.setdefault(position, row)
     return rows
 
 
-# Where two passes part: before attention, in the K and V of earlier tokens that it reads, in attention itself, or behind the
+# Where two passes diverge: before attention, in the K and V of earlier tokens that it reads, in attention itself, or after the
 # last layer's.
 _Place = Literal["input", "cache", "attention", "behind attention"]
 _Name = Literal["q", "k", "v", "output"]
@@ -90,7 +93,7 @@ _Tensor = tuple[_Place, _Name]
 _ORDER: tuple[_Tensor, ...] = (
     ("input", "q"), ("input", "k"), ("input", "v"), ("cache", "k"), ("cache", "v"), ("attention", "output"),
 )  # fmt: skip
-# Times the largest difference of the base from itself, in other batches, that is still the floor: as for the mean of
+# The floor extends to this multiple of the base's largest difference from itself, in other batches, as for the mean of
 # an arm.
 _FLOOR_FACTOR = 4.0
 # Error below which nothing is a difference, by dtype: some 100 units in the last place in float32, where sums in
@@ -101,15 +104,15 @@ _LEAST_BFLOAT16 = 3e-2
 
 @dataclass(frozen=True)
 class _Parting:
-    """The first place at which two traces part.
+    """The first place at which two traces diverge.
 
     Attributes:
         layer: its number; the last one for "behind attention".
-        names: what differs there of q, k, v and the output: of k and v as computed, or in the cache.
+        names: the tensors that differ there: q, k, v or the output; k and v as computed, or in the cache.
         head: number of the q head, or of the kv head of K and V, in which the first of them differs most, or None after attention.
-        position: of its first row or key that differs, from 0, or None after attention.
-        positions: rows or keys of it that differ.
-        error: the largest, relative.
+        position: position of its first row or key that differs, from 0, or None after attention.
+        positions: number of its rows or keys that differ.
+        error: the largest relative error.
         bound: the largest distance that does not count as a difference.
     """
 
@@ -139,14 +142,14 @@ def least_error(dtype: str, another_kernel: bool = False) -> float:
     """Return the error below which nothing is a difference.
 
     Args:
-        another_kernel: whether one of the two is computed by another kernel. In float32 it may multiply in TF32, which has as many
+        another_kernel: whether another kernel computed one of the two. In float32 it may multiply in TF32, which has as many
             bits as float16.
     """
     return _LEAST.get("float16" if another_kernel and dtype == "float32" else dtype, _LEAST_BFLOAT16)
 
 
 def parting(base: Trace, again: Trace, other: Trace, least: float) -> _Parting:
-    """Find where a request parts from the base's, in traces that have its queries, and K and V as its last query reads them.
+    """Find where a request diverges from the base's, in traces that have its queries, and K and V as its last query reads them.
 
     Args:
         other: the same request where it differs.
@@ -182,7 +185,7 @@ def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
         raise ValueError("the traces do not end at the same position and token")
     errors: dict[tuple[int, _Tensor], _Errors] = {}
     for (place, name), ours, theirs in zip(_ORDER, _tensors(base), _tensors(other), strict=True):
-        # A layer that reads K and V of another one computes none.
+        # A layer that reads K and V of another layer computes none.
         shared = place == "input" and name != "q"
         if set(ours) != set(theirs) or (set(ours) != set(base.outputs) and not shared):
             raise ValueError(f"the traces have {name} of other layers")
@@ -207,9 +210,64 @@ def _tensors(trace: Trace) -> tuple[dict[int, NDArray[np.float32]], ...]:
 
 
 def _relative(base: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Compute the error of each row in each head, [rows, heads], of [rows, heads, dims]; infinite where not finite."""
+    """Compute the error of each row in each head, [rows, heads], of [rows, heads, dims]; infinite if not finite."""
     a, b = base.astype(np.float64), other.astype(np.float64)
     size = np.abs(a).sum(2).mean(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         errors = np.abs(b - a).sum(2) / np.where(size > 0, size, 1.0)
     return np.where(np.isfinite(errors), errors, np.inf)
+
+
+class PartingRow(Part):
+    """Where in the model a request diverges from the same request to the reference, or to the server without the features."""
+
+    features: tuple[str, ...] = Field((), description="features that were on, or empty for two sides of a run")
+    probe: str = Field("", description="traced sequence, or empty if all tokens of the probes agree")
+    index: int | None = Field(None, description="index in its sequence, from 0, of the first token that differs")
+    place: str = Field(
+        "",
+        description='"input" of attention, "cache", "attention", "behind attention", or empty if it was not observed',
+    )
+    layer: int | None = Field(None, description="the first layer that differs; behind attention, the last of the model")
+    names: tuple[str, ...] = Field((), description='the tensors that differ there: "q", "k", "v" or "output"')
+    head: int | None = Field(None, description="head that differs most: a q head, or a kv head for K and V")
+    position: int | None = Field(None, description="position, from 0, of the first query or key that differs")
+    positions: int = Field(0, description="queries or keys that differ")
+    error: float | None = Field(None, description="largest error of a row, relative to the mean size of a row")
+    bound: float | None = Field(None, description="the largest error of the base against itself in other batches")
+    before: int | None = Field(None, description="the last earlier layer whose attention output was compared")
+    layers: int = Field(0, description="layers whose attention output was compared")
+    not_observed: Statement | None = Field(None, description="why it was not observed, or null if it was")
+
+    @property
+    def inside(self) -> Statement:
+        """The observation inside the model, as numbers."""
+        without = {"features", "probe", "index", "not_observed"}
+        return self.not_observed or state("inside-the-model", **self.model_dump(exclude=without))
+
+    @property
+    def where(self) -> str:
+        """The place in a few words, such as "layer 1, before attention, head 3"; empty where it was not observed."""
+        if not self.place:
+            return ""
+        words = {"input": "before attention", "cache": "KV cache", "attention": "attention"}
+        if self.place not in words:
+            return f"after the attention of layer {self.layer}"
+        return f"layer {self.layer}, {words[self.place]}, {'KV head' if self.names[0] in 'kv' else 'head'} {self.head}"
+
+
+def part(base: Trace, again: Trace, other: Trace, least: float) -> dict[str, Any]:
+    """Compare three traces of a request; return the fields of a row.
+
+    Args:
+        again: the base, repeated in another batch.
+        other: the request that may part from it.
+        least: the error below which nothing is a difference.
+
+    Raises:
+        ValueError: the traces are not of the same tokens, layers and shapes.
+    """
+    at = parting(base, again, other, least)
+    # A layer of another kind, such as a recurrent layer, has no attention.
+    before = max((layer for layer in other.outputs if layer < at.layer), default=None)
+    return vars(at) | {"before": before, "layers": len(other.outputs)}

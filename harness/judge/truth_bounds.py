@@ -1,10 +1,10 @@
-"""Errors against the truth -> what noise does not explain: the statistics behind the verdict on layers. Pure functions.
+"""Errors against the truth -> those that noise does not explain: the statistics behind the verdict on layers. Pure functions.
 
 Every sampled cell (layer, head, condition) of every claimed phase is tested, and the gain of every head, of every layer, and of
 each phase, and the worst query of every cell. Bounds come from honest implementations on the same queries
 (`assay.harness.stats.noise_bound`, `assay.harness.stats.query_bounds`). All tests of a session together flag an honest kernel at
 most at the rate `FALSE_FLAGS`: half of it for cells, a quarter each for gains and for queries. Queries that were not sampled are
-held against the reference, within what the bounds of both allow, and the farthest of each call against the truth.
+compared with the reference, within the sum of both bounds, and the farthest of each call with the truth.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile
 
 # An honest kernel of a finer granularity than its family's may cost this much less than the family's members.
 _SLACK_BELOW = 2.0
-# Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the
-# same with TF32 operands: cut off, both lose 2^-12 on average. Measured over the honest kernels of
+# Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the same with
+# TF32 operands: truncation makes both lose 2^-12 on average. Measured over the honest kernels of
 # `benchmarks/honest_kernels.py`.
 _GAIN_ROUNDINGS, _GAIN_TF32 = 1 / 16, 1.5e-3
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -40,7 +40,7 @@ class MeasuredCells:
     """Cells, or groups of cells, with an observed number and its bound; arrays of one length.
 
     Attributes:
-        index: int64 [tests, 6], the columns of `DIMENSIONS`; -1 for what a group covers.
+        index: int64 [tests, 6], the columns of `DIMENSIONS`; -1 for dimensions that a group covers.
         observed: the number.
         bound: the largest value that rounding explains.
     """
@@ -77,15 +77,15 @@ class AgainstNoise:
     Attributes:
         cells: error of the candidate, by cell.
         gains: absolute gain of the candidate, by head, by layer, and by phase.
-        queries: error of the worst query of each cell, against that of honest implementations on that very query; head -1 is all
-            heads together. The bound holds for the worst of 10^9 queries (`assay.harness.stats.query_bounds`).
+        queries: error of the worst query of each cell, against honest implementations on that very query; head -1 is all heads
+            together. The bound holds for the worst of 10^9 queries (`assay.harness.stats.query_bounds`).
         reference: error of the reference, by cell, against its own family.
         reference_queries: error of the reference's worst queries, likewise.
         apart: difference between candidate and reference over all queries, sampled or not, by cell; the bound is the sum of the
-            largest bounds of both in the layer and phase. Not where the reference's window is off by a key: there it is another
-            computation, and the difference no error of either.
-        quiet: where the candidate's error is smaller than its declared quantisation must cost: layer and phase, its error over
-            all cells, and the least that the quantisation must cost there.
+            largest bounds of both in the layer and phase. Omitted where the reference's window is off by a key: it then computes
+            something else, and the difference is an error of neither.
+        quiet: layers and phases where the candidate's error is smaller than its declared quantisation must cost, with its error
+            over all cells and the least cost of the quantisation there.
     """
 
     cells: MeasuredCells
@@ -104,7 +104,7 @@ class AgainstNoise:
 
 
 def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
-    """Compare the cells of a shadow with what rounding costs there. Without honest implementations nothing is bounded or tested.
+    """Compare the cells of a shadow with the cost of rounding there. Without honest implementations nothing is bounded or tested.
 
     Raises:
         EvidenceError: the candidate's noise family is unknown.
@@ -133,7 +133,7 @@ def _has_least(noise: str) -> bool:
 
 def _apart(shadow: ShadowErrors, cells: MeasuredCells, reference: MeasuredCells) -> MeasuredCells:
     """Bound |candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
-    # For example, where 4.2 % of the candidate and 0.01 % of the reference are explained, 4.21 % between them are.
+    # For example, if 4.2 % of the candidate and 0.01 % of the reference are explained, 4.21 % between them are.
     largest: dict[tuple[int, int], float] = {}
     excused = {(layer, phase) for layer, phase, _ in shadow.known}
     for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
@@ -169,8 +169,8 @@ def _cells(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
 
 
 def _queries(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
-    """Test each cell's worst query. Where the truth is zero, its error and its bound are not relative."""
-    # For example, off by 0.003 where the truth sums up to 0.5 is an error of 0.6 %, and the bound is divided likewise.
+    """Test each cell's worst query. If the truth is zero, its error and its bound are not relative."""
+    # For example, off by 0.003 if the truth sums up to 0.5 is an error of 0.6 %, and the bound is divided likewise.
     there = role.worst.any(1)
     off, bound, size, _, _ = role.worst[there].T
     return MeasuredCells(table.index[there], *(number / np.where(size > 0, size, 1.0) for number in (off, bound)))
@@ -186,13 +186,13 @@ def _tolerance(header: ShadowHeader) -> float:
 
 def _gains(table: ErrorTable, rate: float, tolerance: float) -> MeasuredCells:
     """Test the candidate's gain at each level, against the root mean square of the members': their bias and their spread."""
-    # For example, members that scale by 1e-4 at random explain 1.0e-3 in each of 64 heads. Where the dtype is bfloat16, 4.9e-4
-    # are added, which no averaging removes.
+    # For example, members that scale by 1e-4 at random explain 1.0e-3 in each of 64 heads. In bfloat16, 4.9e-4 are added, which
+    # no averaging removes.
     tests, compared = [_NOTHING], _compared(table)
     for level in _GAIN_LEVELS if compared else ():
         assert compared is not None
         merged = compared.merged(level)
-        # Where the truth is zero nothing can be scaled.
+        # If the truth is zero, nothing can be scaled.
         observed = np.nan_to_num(np.abs(gain(merged.candidate.own)), nan=0.0, posinf=np.inf)
         members = np.abs(gain(merged.candidate.honest)).T
         # A gain is one number, so it has one degree of freedom.
@@ -213,8 +213,8 @@ def _quiet(table: ErrorTable) -> Iterable[tuple[int, str, float, float]]:
     merged = compared.merged((LAYER, PHASE))
     noise = relative_l1(merged.candidate.honest).T
     free = freedom_of_spread(noise)
-    # For example, below 0.7 % an error is too small where members are off by 1.6 % and agree to a fiftieth of that.
-    # The quotient of two mean squares, the other way round than for an error that is too large.
+    # For example, below 0.7 % an error is too small if members are off by 1.6 % and agree to a fiftieth of that.
+    # The quotient of two mean squares, inverted compared with an error that is too large.
     low = np.sqrt(np.nanmean(noise**2, 0) / f_quantile_above(FALSE_FLAGS / len(free), len(noise) * free, free))
     for where, own, least in zip(merged.index, relative_l1(merged.candidate.own), low / _SLACK_BELOW, strict=True):
         if own < least:

@@ -243,14 +243,16 @@ def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
             f"the output is {wrong.value:.5f} times the correct value; rounding explains a deviation of at most "
             f"{wrong.limit:.1g} from 1"
         )
-        calls = f"over {len(wrong.results)} calls, each within its bound"
+        calls = f"over {counted(len(wrong.results), 'call')}, each within its bound"
         findings.append(_finding(OUTPUT_SCALED, _groups(wrong.groups), text, calls, reproduce))
     if idle := not_run(run.results):
         text = (
             f"the error is {percent(idle.value)} of the noise that {idle.results[0].noise} causes, and a kernel of that family "
             f"has at least {percent(idle.limit)}: the kernel that declares it probably did not run"
         )
-        calls = f"over {len(idle.results)} calls; the output may be that of another kernel, in full precision"
+        calls = (
+            f"over {counted(len(idle.results), 'call')}; the output may be that of another kernel, in full precision"
+        )
         findings.append(_finding(QUANTISATION_NOT_RUN, _groups(idle.groups), text, calls, reproduce))
     return findings
 
@@ -336,7 +338,7 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
         findings.append(finding(STATE_KEPT, late, text, errors))
     if run.refused:
         call, why = run.refused[0]
-        example, where = f"for example {describe(call)}", f"{len(run.refused)} calls"
+        example, where = f"for example {describe(call)}", counted(len(run.refused), "call")
         findings.append(_finding(CALL_REFUSED, where, why, example, reproduce, "warning"))
     return findings
 

@@ -1,1 +1,1 @@
-"""A run: plan, start, ask, resume, stop. A spec becomes the evidence of every suite, on disk."""
+"""A run: plan, start, ask, resume, stop. It turns a spec into the evidence of every suite, on disk."""

@@ -1,4 +1,4 @@
-"""A bench: checked, then both servers run, blocks are played in turn until time is up, and everything is recorded as it arrives."""
+"""A bench: check it, start both servers, play blocks alternately until time is up, and record every timing as it arrives."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from assay.harness.run.servers import (
     make_engine,
     manifest_of,
     record_fingerprint,
+    resolve_sides,
     running,
 )
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import MIN_RATIOS
 
-# Prompts whose answer lengths are compared, where they are not forced.
+# Prompts whose free-running answers are compared by length.
 _LENGTH_PROMPTS = 16
-# A block has as many requests as are in flight, but at least this many. Blocks are short, to keep drift within a pair small.
+# A block has as many requests as are in flight, but at least this many. Short blocks keep drift within a pair small.
 _MIN_REQUESTS = 2
-# Seconds to wait before a block that was read late is played again, after which a bench is given up: a machine is busy elsewhere
-# for seconds at a time. Which server's tokens are then read late is chance.
+# Seconds to wait before replaying a block that was read late; after the last one the bench gives up. Other programs keep a
+# machine busy for seconds at a time, and it is chance which server's tokens are then read late.
 _PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-# The blocks of a load in a round: role, and whether it is the role's second block. Their order is random in each round.
+# The blocks of a load in a round: role, and whether it is the role's second block. Each round shuffles their order.
 _TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", False), ("candidate", False), ("reference", True), ("candidate", True),
 )  # fmt: skip
@@ -68,12 +69,12 @@ class BenchPlan:
 
     @property
     def command(self) -> str:
-        """The command that repeats it."""
+        """The command that repeats the bench."""
         return shlex.join(["assay", "bench", *self.run.spec.given_flags(BENCH_FLAGS)])
 
 
 def timed_spec(spec: RunSpec) -> RunSpec:
-    """Make the spec of what is timed: the same servers without shadow and tracer, and prompts whose answer lengths compare."""
+    """Make the spec to be timed: the same servers without shadow and tracer, and prompts whose answer lengths are compared."""
     return spec.changed(suites=("greedy",), questions=1, greedy_prompts=_LENGTH_PROMPTS)
 
 
@@ -103,7 +104,7 @@ class Turn:
         again: whether it is the role's second block of the round.
         shape: lengths.
         concurrency: largest number of requests in flight.
-        seed: seed of the prompts; the same for the four blocks of a load in a round.
+        seed: seed of the prompts, the same for the four blocks of a load in a round.
     """
 
     round: int
@@ -120,7 +121,7 @@ class Turn:
 
 
 def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
-    """Yield groups of four blocks to be played one after the other, endlessly: each round has every load once, at random."""
+    """Yield groups of four blocks to play in succession, endlessly: each round has every load once, in random order."""
     rng = random.Random(plan.seed)
     for number in itertools.count():
         loads = plan.loads
@@ -133,10 +134,10 @@ def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
 
 
 def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> None:
-    """Start both servers, time them, and leave the evidence in the folder."""
+    """Start both servers, time them, and write the evidence into the folder."""
     run, chunked = plan.run, any(shape.chunked for shape in plan.shapes)
-    arguments = (f"{CHUNK_FLAG}={CHUNK[run.spec.device]}",) if chunked else ()  # the flags of a side override it
-    # On the CPU both compute on the same core, since only one is loaded at a time: two cores are rarely equally fast.
+    arguments = (f"{CHUNK_FLAG}={CHUNK[run.spec.device]}",) if chunked else ()  # a side's own flags override it
+    # On the CPU both compute on the same core, since two cores are rarely equally fast and only one server is loaded at a time.
     engines = {
         role: make_engine(
             run,
@@ -161,7 +162,7 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
 def _measure_servers(
     plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay
 ) -> None:
-    """Time two running servers: first how long answers are when their length is not forced, then blocks until time is up."""
+    """Time two running servers: first the lengths of free-running answers, then blocks until time is up."""
     manifest = BenchManifest(
         **vars(origin_of(plan.run, plan.command, folder.nonce)),
         seed=plan.seed,
@@ -170,9 +171,12 @@ def _measure_servers(
         servers=tuple(manifest_of(engine) for engine in engines.values()),
     )
     folder.write_manifest(manifest)
+    if not plan.run.has_url:
+        servers = {server.role: server for server in manifest.servers}
+        resolve_sides(plan.run.spec, folder, servers, engines.__getitem__)
     for role, engine in engines.items():
         record_fingerprint(engine, plan.run.spec.sides[role], folder.server_folder(role), folder.nonce)
-    # A candidate whose answers are longer shows only where their length is not forced.
+    # A candidate that gives longer answers is visible only where the answer length is not forced.
     workload = plan.run.spec.workload
     requests = [ChatRequest.of(item, workload.token_limit) for item in plan.run.of("greedy")]
     for engine in engines.values() if requests else ():
@@ -216,10 +220,10 @@ def _play_blocks(
 def _play_in_time(
     turn: Turn, engine: Engine, client: Client, vocabulary: int, number: int, display: ProgressDisplay
 ) -> list[Timing]:
-    """Play one block; again if this machine was busy elsewhere and read its tokens too late to time them.
+    """Play one block; replay it if this machine was busy elsewhere and read its tokens too late to time them.
 
     Raises:
-        ReadAtOnce: they were read late each time: something holds them back.
+        ReadAtOnce: they were read late every time, so something delays them.
     """
     for pause_s in _PAUSES_S:
         block = _play(turn, engine, client, vocabulary, number)

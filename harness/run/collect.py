@@ -1,7 +1,7 @@
-"""What a run collects, in order: two servers get the same questions, and leave the evidence for the verdict.
+"""The collection of a run's evidence: two servers get the same questions, step by step.
 
-Each step of `_STEPS` leaves one kind of evidence, for a claim of `assay.harness.judge`. What the folder holds is not collected
-again, so an interrupted run goes on where it stopped.
+Each step of `_STEPS` collects one kind of evidence, for a claim of `assay.harness.judge`. Evidence already in the folder is not
+collected again, so an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.manifest import QUESTION_PLAN
 from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run import layer_diff, sensitivity
+from assay.harness.run import layer_diff, sensitivity, side_traces
 from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
 from assay.harness.run.logit_scoring import SCORINGS, score
@@ -40,28 +40,28 @@ from assay.harness.sides import ROLES, Role
 _COMPLETE = "complete"
 # The first of these tokens comes from the extend pass, the others from decode steps.
 _KERNEL_TOKENS = 4
-# What the second prompt adds to the first, which is in the cache: more new tokens than a decode step has.
+# The second prompt's addition to the first, which is in the cache: more new tokens than a decode step has.
 _CONTINUATION = (
     "\nThink about every option once more before you answer, and give nothing but the letter of the right one."
 )
 
 
 def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
-    """Ask both servers what they have not answered yet. What ends a run early is recorded, not raised.
+    """Ask both servers the questions they have not answered yet. An error that ends a run early is recorded, not raised.
 
     Args:
-        folder: where answers go, one by one.
+        folder: where each answer is written.
         ready: both servers, if they are running already; otherwise they are started and stopped here.
 
     Raises:
         KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
     with recorded(folder):
-        resolve_sides(plan, folder)
+        _resolve(plan, folder)
         same_time = asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
         stop = QuestionStop(plan, folder.answers(), together=same_time)
         most = len(stop.items)
-        # In turn, the servers get few questions at first, since those usually decide.
+        # In turn, the servers first get few questions, since those usually decide.
         for stop.first in [most] if same_time or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]:
             _ask_round(_Asking(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
             if stop.enough():
@@ -69,21 +69,27 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         if (questions := folder.read(QUESTION_PLAN)) is not None and stop.reason is not None:
             display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {most:,}.")
             folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
-        resolve_sides(plan, folder)
+        _resolve(plan, folder)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
 
 
+def _resolve(plan: Plan, folder: RunFolder) -> None:
+    if not plan.has_url:
+        servers = {server.role: server for server in folder.progress().servers}
+        resolve_sides(plan.spec, folder, servers, lambda role: make_run_engine(plan, folder, role))
+
+
 @dataclass
 class _Asking:
-    """The questions that the servers of a run are asked in one go, together or in turn.
+    """The questions that the servers of a run are asked in one session, together or in turn.
 
     Attributes:
         plan: the checked run.
-        folder: where the evidence goes.
+        folder: receives the evidence.
         display: shows the progress.
         stop: reports when the questions have decided.
-        answered: what was answered before.
+        answered: questions that were answered before.
     """
 
     plan: Plan
@@ -94,7 +100,7 @@ class _Asking:
 
 
 def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
-    """Ask both servers what they have not answered yet, together or in turn."""
+    """Ask both servers the questions they have not answered yet, together or in turn."""
     plan, folder, display, stop = asked.plan, asked.folder, asked.display, asked.stop
     roles = asked_roles(plan, folder)
     pending = [role for role in roles if any(step(asked, role) for step in chain(*_STEPS))]
@@ -104,14 +110,14 @@ def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
     if ready:
         _ask_all(ready, asked)
         return
-    # The order is that of the price of a refusal: a call of the kernel takes seconds, measured backends and a loaded model up to a
-    # minute, a server minutes. A resumed run has passed all three.
+    # Ordered by what a refusal costs: a call of the kernel takes seconds, measuring backends and loading a model up to a minute,
+    # starting a server minutes. A resumed run has passed all three.
     if not folder.progress().servers:
         try_kernel(plan, folder)
         check_asked(plan, display)
         _check_loaded(plan, display)
     if not stop.together and roles == ROLES and "reference" in pending and stop.open_items("reference"):
-        pending = list(ROLES)  # the reference is about to answer more questions, which the candidate gets, too
+        pending = list(ROLES)  # the reference is about to answer more questions, and the candidate will get them too
     for together_ in [pending] if stop.together else [[role] for role in pending]:
         group = [make_run_engine(plan, folder, role) for role in together_]
         display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
@@ -120,27 +126,27 @@ def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
 
 
 def _ask_all(engines: Sequence[Engine], asked: _Asking) -> None:
-    """Take all engines through the steps at the same time; the first failure stops all servers and so all threads."""
+    """Take all engines through the steps at the same time; the first failure stops all servers and thereby all threads."""
     folder, display = asked.folder, asked.display
     for engine in engines:
         folder.record_server(manifest_of(engine))
         started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
         display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
     _take_fingerprints(engines, asked)  # before the first answer: a server that must not be compared is not asked
-    # A role that has answered all does not ask, so the other must not wait for it.
+    # A role that has answered everything does not ask, so the other must not wait for it.
     asked.stop.begin([engine.role for engine in engines if _answers(asked, engine.role)])
     first, *others = _STEPS
     _collect(engines, asked, first)
-    # The layer diff has recorded calls by now, and the servers are idle while they wait for each other's scores.
+    # By now the layer diff has recorded calls, and servers are idle while they wait for each other's scores.
     with _kernel_aside(asked.plan, folder, display):
         for group in others:
             _collect(engines, asked, group)
 
 
 def _check_loaded(plan: Plan, display: ProgressDisplay) -> None:
-    """Refuse a candidate whose model, loaded without a server, is not what was accepted.
+    """Refuse a candidate whose model, loaded without a server, differs from the accepted one.
 
-    A kernel is served by a server alone, and checked there, as everything is once more.
+    A kernel runs only in a server, so its fingerprint is checked there; everything else is checked there once more.
     """
     spec = plan.spec
     if spec.policy.fingerprint and not (plan.candidate.is_url or plan.candidate.is_kernel):
@@ -150,7 +156,7 @@ def _check_loaded(plan: Plan, display: ProgressDisplay) -> None:
 
 
 def _take_fingerprints(engines: Sequence[Engine], asked: _Asking) -> None:
-    """Record what each server really serves, before anything is asked; refuse a candidate that is not what was accepted."""
+    """Record each server's fingerprint before asking anything; refuse a candidate that differs from the accepted one."""
     plan, folder = asked.plan, asked.folder
     accepted = plan.spec.policy.fingerprint
 
@@ -160,7 +166,7 @@ def _take_fingerprints(engines: Sequence[Engine], asked: _Asking) -> None:
             if made is None:
                 raise EngineError(
                     f"The candidate's server did not report a fingerprint, so it cannot be compared with {accepted}.",
-                    "a server whose processes write theirs",
+                    "a server whose processes report a fingerprint",
                     "see its log, or leave --fingerprint out",
                 )
             check_accepted(Path(accepted), made)
@@ -169,7 +175,7 @@ def _take_fingerprints(engines: Sequence[Engine], asked: _Asking) -> None:
 
 
 def _collect(engines: Sequence[Engine], asked: _Asking, steps: Sequence[_Step]) -> None:
-    """Take each engine through some steps, in a thread of its own."""
+    """Take each engine through some steps, in a separate thread."""
 
     def go_through(engine: Engine) -> None:
         for step in steps:
@@ -180,7 +186,7 @@ def _collect(engines: Sequence[Engine], asked: _Asking, steps: Sequence[_Step]) 
 
 
 def _in_threads(engines: Sequence[Engine], work: Callable[[Engine], None]) -> None:
-    """Do work with each engine, in a thread of its own. If one fails, all engines are stopped, and the first error is raised."""
+    """Do work with each engine, in a separate thread. If one fails, stop all engines and raise the first error."""
     with ThreadPoolExecutor(len(engines)) as pool:
         futures = [pool.submit(work, engine) for engine in engines]
         complete = False
@@ -198,9 +204,9 @@ def _in_threads(engines: Sequence[Engine], work: Callable[[Engine], None]) -> No
 
 @contextmanager
 def _kernel_aside(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> Iterator[None]:
-    """Examine the candidate's kernel on a CPU core that the servers no longer keep busy; a GPU's memory is theirs until they stop.
+    """Examine the candidate's kernel on a CPU core that the servers no longer use; on a GPU, wait until they have freed its memory.
 
-    What interrupts the run, or fails in it, ends the examination.
+    Anything that interrupts the run, or fails in it, ends the examination.
     """
     if plan.spec.device != "cpu" or not plan.has_layer_diff or not plan.candidate.is_kernel:
         yield
@@ -258,12 +264,12 @@ def _layers(asked: _Asking, role: Role) -> _Work | None:
 
 
 def _unscored(asked: _Asking, role: Role) -> list[tuple[Role, int]]:
-    """List what this server must still score, role and repeat: of both roles where it is the only one and also runs the other."""
+    """List this server's remaining scorings, as role and repeat; of both roles if it is the only server and runs both backends."""
     plan, roles = asked.plan, asked_roles(asked.plan, asked.folder)
     if "logits" not in plan.spec.workload.suites or plan.has_url:
         return []
     if roles != ROLES and not plan.has_layer_diff:
-        return []  # the role without a server cannot be scored anywhere
+        return []  # no server can score for the role that has none
     scored = (role,) if roles == ROLES else ROLES
     return [due for due in SCORINGS if due[0] in scored and not logits_path(asked.folder.path, *due).exists()]
 
@@ -287,6 +293,12 @@ def _first_logits(asked: _Asking, role: Role) -> _Work | None:
     return _logits(asked, role, SCORINGS[:1])
 
 
+def _parting(asked: _Asking, role: Role) -> _Work | None:
+    if not side_traces.is_open(asked.plan, asked.folder, role):
+        return None
+    return lambda engine: side_traces.trace_sides(engine, asked.plan, asked.folder)
+
+
 def _seeded_fault(asked: _Asking, role: Role) -> _Work | None:
     if not sensitivity.is_open(asked.plan, asked.folder, role):
         return None
@@ -294,8 +306,10 @@ def _seeded_fault(asked: _Asking, role: Role) -> _Work | None:
 
 
 _Step = Callable[[_Asking, Role], _Work | None]
-"""One kind of evidence: returns what a role's server still has to do for it, or None."""
+"""One kind of evidence: returns the work that a role's server still has to do for it, or None."""
 
 # A server goes through a group at its own pace; the next group begins when every server is there. Logits need all answers of the
-# reference, and the others' its first ones. The fault comes last: what it spoils must not be read by any other step.
-_STEPS: tuple[tuple[_Step, ...], ...] = ((_answers, _kernels, _layers), (_first_logits,), (_logits,), (_seeded_fault,))
+# reference, the other steps its first ones. The fault comes last: no other step may read evidence that it spoils.
+_STEPS: tuple[tuple[_Step, ...], ...] = (
+    (_answers, _kernels, _layers), (_first_logits,), (_logits,), (_parting,), (_seeded_fault,),
+)  # fmt: skip

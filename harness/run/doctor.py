@@ -1,6 +1,6 @@
-"""The requirements of a run in this environment, one finding each: what is here, and what to do where something is missing.
+"""The requirements of a run in this environment, one finding each: whether it is met, and if not, how to meet it.
 
-Nothing is started and nothing is installed; the candidate's kernel is called once. It works where only the base install is there.
+Nothing is started or installed; only the candidate's kernel is called once. The base install is enough.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from assay.harness.text import listed, one_line
 Status = Literal["ok", "missing", "not needed"]
 SCHEMA: Literal["assay.doctor/1"] = "assay.doctor/1"
 _GIB = 1024**3
-# Free disk for a run's folder: the default run writes 0.1 GiB of evidence, and a replay pack up to 0.5.
+# Free disk space for a run's folder: the default run writes 0.1 GiB of evidence, and a replay pack up to 0.5.
 _LEAST_FREE_GIB = 1.0
-# Of a need: its status, what was found, and what to do where it is missing.
+# A requirement's status, what was found, and how to meet it if it is missing.
 _Found = tuple[Status, str, str]
 
 
 class _RunNeed(Part):
-    """One thing that a run needs."""
+    """One requirement of a run."""
 
     id: str = Field(description='stable, such as "sglang"')
     status: Status
     found: str
-    do: str = Field("", description="what to do, where it is missing")
+    do: str = Field("", description="what to do if it is missing")
 
 
 class Examination(Part):
-    __doc__ = f"What `assay doctor` found. {RULE}"
+    __doc__ = f"The findings of `assay doctor`. {RULE}"
 
     schema_id: Literal["assay.doctor/1"] = Field(SCHEMA, serialization_alias="schema")
     device: Device
@@ -53,19 +53,19 @@ class Examination(Part):
 
     @property
     def exit_code(self) -> ExitCode:
-        """No verdict where something is missing."""
+        """No verdict if something is missing."""
         missing = any(examined.status == "missing" for examined in self.examined)
         return ExitCode.NO_VERDICT if missing else ExitCode.PASS
 
 
 def examine(spec: RunSpec, candidate_named: bool = True) -> Iterator[_RunNeed]:
-    """Examine what a run of this spec needs, one thing after the other; the candidate's first call comes last.
+    """Check the requirements of this spec's run, one after the other; the candidate's first call comes last.
 
-    An examination that fails is a finding, too, so that the others are still made.
+    A check that fails is itself a finding, so that the others still run.
 
     Args:
-        spec: of the run.
-        candidate_named: whether somebody named the candidate; otherwise SGLang's own backends are examined instead of the default.
+        spec: the run's spec.
+        candidate_named: whether the user named the candidate; if not, SGLang's own backends are checked instead of the default.
     """
     device, candidate = spec.device, spec.candidate.backend
     if not candidate_named:
@@ -100,7 +100,7 @@ def _absent(needed: bool, found: str, do: str) -> _Found:
 
 
 def _check() -> _Found:
-    """Examine if a kernel can be checked here: all that takes is the base install."""
+    """Check that kernels can be checked here, which needs only the base install."""
     if missing := missing_packages():
         return "missing", f"not installed: {', '.join(missing)}", f'pip install "{DISTRIBUTION}"'
     import torch
@@ -175,12 +175,12 @@ def _disk() -> _Found:
     free = {name: shutil.disk_usage(path).free / _GIB for name, path in places.items()}
     writable = all(os.access(path, os.W_OK) for path in places.values())
     room = ", ".join(f"{amount:.1f} GiB free ({name})" for name, amount in free.items())
-    room += "" if writable else "; one of them cannot be written"
+    room += "" if writable else "; one of them is not writable"
     return _needed(writable and min(free.values()) >= _LEAST_FREE_GIB, room, "make room, or work in another folder")
 
 
 def _asked(spec: RunSpec) -> _Found:
-    """Measure whether the engine's backends honour what the model's layers ask for."""
+    """Check that the engine's backends honour what the model's layers ask for."""
     from assay.harness.engines.model import resolve_model
     from assay.harness.run.preflight import asked_of, served_in, unmet
 
@@ -212,7 +212,7 @@ def _candidate(candidate: str) -> _Found:
 
 
 def _own_backends(device: Device) -> _Found:
-    """Examine which of SGLang's own backends can be built here, where no candidate is named."""
+    """List SGLang's own backends that can be built here, if no candidate is named."""
     from assay.harness.attention.call import KernelRefused
     from assay.harness.attention.kernels import load
     from assay.harness.engines.sglang.catalog import sglang_backends
@@ -222,12 +222,12 @@ def _own_backends(device: Device) -> _Found:
         with suppress(KernelRefused):
             load(f"sglang:{name}")
             here.append(name)
-    says = f"none is named; of SGLang's {len(sglang_backends())} backends, {listed(here) or 'none'} can be used on {device}"
-    return _needed(bool(here), says, "assay backends, which says what each of them lacks")
+    says = f"no candidate is named; of SGLang's {len(sglang_backends())} backends, {listed(here) or 'none'} can be used on {device}"
+    return _needed(bool(here), says, "see assay backends for what each of them lacks")
 
 
 def _first_call(device: Device, candidate: str) -> _Found:
-    """Call the candidate's kernel once, on a sequence with a cached prefix: it shows what only running it shows."""
+    """Call the candidate's kernel once, on a sequence with a cached prefix, to find errors that appear only when it runs."""
     import torch
 
     from assay.harness.attention.kernels import exits_raised, run_kernel
@@ -243,12 +243,12 @@ def _first_call(device: Device, candidate: str) -> _Found:
     try:
         with exits_raised():
             out = run_kernel(backend.name, backend.kernel(), call)
-    except (Exception, SystemExit) as error:  # its exit must not be taken for this command's
+    except (Exception, SystemExit) as error:  # the kernel's exit must not become this command's
         problem = one_line(f"its first call ({phase}) raised {type(error).__name__}: {error}", 300)
-        return "missing", problem, f"assay check {candidate}, which lists the calls on which it does so"
+        return "missing", problem, f"run assay check {candidate}, which lists the calls that fail"
     finite = bool(out.isfinite().all())
     says = f"an output of shape {tuple(out.shape)}{'' if finite else ', which is not finite'}"
-    return _needed(finite, says, f"assay check {candidate}")
+    return _needed(finite, says, f"run assay check {candidate}")
 
 
 def _kind(backend: Backend) -> str:

@@ -1,7 +1,7 @@
-"""Takes the servers through the policy's envelope: one with the other role's backend in its shadow, the other one as it serves.
+"""The policy's envelope, driven through the servers: one runs the other role's backend in its shadow, the other serves normally.
 
 Both get the same requests (`assay.evals.envelope_load`), whose answers are compared. In the shadow the conditions of the calls are
-counted; waves that left some open are sent again, since which sequences share a call is the engine's choice.
+counted. Waves that left a condition uncovered are sent again, since the engine chooses which sequences share a call.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from assay.harness.sides import ROLES
 _ROUNDS = 3
 
 Keep = Callable[[Answer], None]
-"""Takes note of an answer."""
+"""Records an answer."""
 
 
 def chunk_argument(plan: Plan) -> tuple[str, ...]:
     """Return the flag that makes both servers split prompts at the envelope's length; the user's own flag overrides it.
 
-    Without it a server's chunk may be longer than any prompt that the load can afford, and chunked prefill is never seen.
+    Otherwise a server's chunk may be longer than any prompt that the load can afford, and chunked prefill would never occur.
     """
     length = longest(plan.spec.policy.envelope_tokens, model_shape(plan.model).context, DEPTH[plan.spec.device])
     return (f"{CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
@@ -48,13 +48,13 @@ def drive_envelope(
     """Send waves to a server with its shadow switched on until the envelope is covered, and have the counts written.
 
     Args:
-        write: makes the server write what it counted.
-        keep: gets the answers to the first round, which the other role answers too.
-        seed: the run's, of which every round has its own.
-        limits: of both servers (`served_limits`); by default this server's.
+        write: makes the server write its counts.
+        keep: receives the answers to the first round, which the other role answers too.
+        seed: the run's seed, from which every round derives its own.
+        limits: limits of both servers (`served_limits`); by default this server's.
     """
     counts, missing = None, _missing(plan, None)
-    if engine.scores:  # otherwise it takes no token ids
+    if engine.scores:  # an engine that does not score takes no token ids either
         limits = limits or [limits_of(engine.arguments(), model_shape(plan.model).context)]
     for number in range(_ROUNDS):
         for load, whose in _loads(limits if number == 0 else limits[:1], plan, f"{seed}/{number}"):
@@ -67,15 +67,15 @@ def drive_envelope(
 
 
 def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
-    """Have a server without a shadow answer the requests of the envelope as it serves, with its own kernels and graphs."""
+    """Have a server without a shadow answer the envelope's requests as it normally serves, with its own kernels and graphs."""
     for load, whose in _loads(served_limits(plan, folder), plan, f"{folder.nonce}/0") if engine.scores else ():
         send(engine, load.waves, keeper(folder, plan), whose)
 
 
 def served_limits(plan: Plan, folder: RunFolder) -> list[EngineLimits]:
-    """Return the limits of both servers, those of the one with the shadow first; once if they are equal.
+    """Return the limits of both servers, starting with the one that has the shadow; a single one if they are equal.
 
-    Both get the requests that take either to its own limits: one may split prompts, or page, otherwise.
+    Both get the requests that take either server to its limits, because they may split prompts or page differently.
     """
     reported = {server.role: server.arguments for server in folder.progress().servers}
     arguments = [
@@ -88,7 +88,7 @@ def served_limits(plan: Plan, folder: RunFolder) -> list[EngineLimits]:
 
 
 def keeper(folder: RunFolder, plan: Plan) -> Keep:
-    """Make a callback that keeps a server's answers in a run's folder where its texts are compared, each once."""
+    """Make a callback that keeps a server's answers in a run's folder, each once, if its texts are compared."""
     if "greedy" not in plan.spec.workload.suites:
         return drop
     known = {answer.key for answer in folder.answers()}
@@ -101,11 +101,11 @@ def keeper(folder: RunFolder, plan: Plan) -> Keep:
 
 
 def drop(answer: Answer) -> None:
-    """Keep no answer."""
+    """Discard an answer."""
 
 
 def send(engine: Engine, waves: Sequence[Wave], keep: Keep, whose: str = "") -> None:
-    """Send waves, one after the other, to a server with an empty cache; `whose` ends the ids of their items."""
+    """Send waves in succession to a server with an empty cache; `whose` ends the ids of their items."""
     engine.flush_cache()
     for wave in waves:
         outputs = [request.output for request in wave]
@@ -121,7 +121,7 @@ def _item(request: LoadRequest, whose: str) -> Item:
 
 
 def _waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave]:
-    """List the waves of a load that can meet what is missing, (phase, condition); all for None."""
+    """List the waves of a load that can meet the missing (phase, condition) pairs; all waves for None."""
     if missing is None:
         return load.waves
     quantities = {quantity for _, quantity in missing}
@@ -134,14 +134,14 @@ def _waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wav
 
 
 def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
-    """List what is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
+    """List the phases that the candidate computes and the ids of conditions in them that are not covered yet."""
     if counts is None:
         return set()
     return {missing[:2] for missing in plan.envelope.missing(counts, plan.candidate.phases)}
 
 
 def _loads(limits: Sequence[EngineLimits], plan: Plan, seed: str) -> Iterator[tuple[Load, str]]:
-    """Make the load of a plan for each server's limits, and whose they are; none where the model's context has no room for it."""
+    """Make a plan's load for each server's limits, and say whose they are; skip limits that the model's context has no room for."""
     for number, reach in enumerate(map(plan.envelope.reach, limits)):
         if reach.tokens > 0:
             vocabulary, decodes = model_shape(plan.model).vocabulary, "decode" in plan.candidate.phases

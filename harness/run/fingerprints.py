@@ -1,4 +1,4 @@
-"""Taking fingerprints: of a side, by loading its model as a server would; of a model's files, by a side's interpreter; of a URL."""
+"""Taking fingerprints: of a side whose model is loaded as a server would, of a model's files as a side reads them, of a URL."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.backend import LOOPBACK
 from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
+from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import EVIDENCE
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.remote import RemoteServer
@@ -27,6 +28,7 @@ from assay.harness.evidence.fingerprint import PARTS, Fingerprint, RopeTable, To
 from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.facts import PACKAGES, variables
+from assay.harness.fingerprint.model_folder import folder_notes
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.reading import reading, whole_file
 from assay.harness.run.preflight import ignored_of
@@ -34,18 +36,18 @@ from assay.harness.sides import Device, Side, flag_values, settings, without_sec
 from assay.harness.text import how_ended
 from assay.worker import run_command
 
-# Lines of a failed process's log that an error has.
+# Lines of a failed process's log to include in the error.
 _TAIL_LINES = 20
-# Requests in flight, of an endpoint that others use too.
+# Requests in flight to an endpoint that others use too.
 _AT_ONCE = 4
 _PROCESS = "assay.harness.engines.sglang.fingerprint_process"
 
 
 def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
-    """Load the model of a side as its server would, and take the fingerprint; nothing listens, and nothing is asked.
+    """Load the model of a side as its server would, and take the fingerprint; nothing listens or answers.
 
     Raises:
-        UsageError: there is no such model, or a flag is none.
+        UsageError: there is no such model, or a flag does not exist.
         EngineError: the model was not loaded.
     """
     model = resolve_model(side.model, side.flags)
@@ -64,7 +66,7 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             engine_args=side.flags,
             cpu_core=0 if device == "cpu" else None,
             extra=side.environment,
-            interpreter=side.interpreter,
+            interpreter=python_of(side),
         )
         python, _, _, *flags = launch.command(started, 0, "fingerprint")
         environment = {**os.environ, **launch.settings(started, os.environ)}
@@ -74,15 +76,15 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
         )
     made = Fingerprint.model_validate_json(printed)
     update: dict[str, Any] = {"model": side.model, "asked": dict(settings(without_secrets(side)))}
-    update["ignored"] = ignored_of(model, side)
+    update |= {"ignored": ignored_of(model, side), "folder": folder_notes(model)}
     if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
-        with suppress(EvidenceError):  # too large, or in another format: it is then compared with other servers alone
+        with suppress(EvidenceError):  # too large, or in another format: it is then compared only with other servers
             update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
     return made.model_copy(update=update)
 
 
 def of_files(side: Side, timeout_s: float) -> Fingerprint:
-    """Read a side's model as the packages of its interpreter do: tokenizer, RoPE, defaults; and the weights as they are stored.
+    """Read a side's model with the packages of its interpreter: tokenizer, RoPE, defaults; and the weights as stored.
 
     Raises:
         UsageError: there is no such model.
@@ -96,7 +98,7 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
         folder = Path(temporary)
         (folder / "probes.json").write_text(json.dumps(probes))
         command = [
-            side.interpreter or sys.executable,
+            python_of(side) or sys.executable,
             str(Path(in_interpreter.__file__).resolve()),
             str(model),
             str(folder / "probes.json"),
@@ -115,6 +117,7 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
         engine=f"transformers {read.get('packages', {}).get('transformers', 'not installed')}",
         model=side.model,
         asked=dict(settings(without_secrets(side))),
+        folder=folder_notes(model),
         environment=variables({**os.environ, **side.environment}),
         not_observed={**dict.fromkeys(_absent(read), "read from files, without a server"), **missing},
         seconds=seconds,
@@ -150,7 +153,7 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
     if status == 0 and lines and lines[-1].startswith("{"):
         return lines[-1]
     ended = how_ended(status) if status is not None else f"was not done after {timeout_s:g} s"
-    # Its log is in a folder that is removed: what it ends with is all there is.
+    # Its log is in a temporary folder, so the error must include the last lines.
     tail = "\n".join([*lines[-3:], *logged.splitlines()[-_TAIL_LINES:]])
     failure = failures.read(logged)
     raise EngineError(
@@ -165,7 +168,7 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
 
 
 def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
-    """Observe what a running server tells of itself: its models and arguments, and the tokens that it counts or names.
+    """Observe what a running server reveals: its models and arguments, and the tokens that it counts or names.
 
     Raises:
         EngineError: it does not answer.
@@ -197,12 +200,12 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
 def _told_arguments(client: Client) -> dict[str, str]:
     try:
         return arguments.flat(client.json("GET", "/server_info", timeout_s=INFO_TIMEOUT_S))
-    except EngineError:  # the older name
+    except EngineError:  # the older name of the endpoint
         return arguments.flat(client.json("GET", "/get_server_info", timeout_s=INFO_TIMEOUT_S))
 
 
 def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]) -> dict[str, str]:
-    """Read ``config.json`` in the folder that the server names, with its overrides; only of a server on this machine.
+    """Read ``config.json`` in the folder that the server names, with its overrides, if the server runs on this machine.
 
     Raises:
         EvidenceError: the folder cannot be read here.
@@ -215,7 +218,7 @@ def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]
                 models = [model for model in answer.get("data", []) if model["id"] == client.model]
                 named = str(answer.get("model_path") or models[0].get("root") or "")
     config = Path(named or ".") / "config.json"
-    # A folder of the same name on another machine may be another model.
+    # A folder of the same name on another machine may hold another model.
     if not named or urlsplit(server.url).hostname not in LOOPBACK or not config.is_file():
         elsewhere = ", which is not a folder on this machine" if named else ""
         says = f"the server names {named or 'no model folder'}{elsewhere}."
@@ -231,10 +234,10 @@ def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]
 
 
 def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
-    """Ask for the ids of the corpus, and of the chats where the server names them; else for their numbers of tokens."""
+    """Ask for the token ids of the corpus, and of the chats if the server names them; or else for their numbers of tokens."""
     told: dict[str, Any] = {"texts": {}, "bare": {}}
     names = [name for name, text in TEXTS.items() if text]
-    # Without such an endpoint, or one that takes less, what it told until then stays.
+    # If an endpoint is missing, or accepts less, keep what the server has returned so far.
     with suppress(EngineError, KeyError, TypeError, ValueError):
         for field, special in (("texts", True), ("bare", False)):
             body = {"model": client.model, "add_special_tokens": special}
@@ -245,7 +248,7 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
             lambda body: client.json("POST", "/tokenize", {"model": client.model, **body})
         )
     firsts = {ids[:1] for name, ids in told["texts"].items() if ids[1:] == told["bare"].get(name)}
-    if len(firsts) == 1 and len(told["texts"]) == len(names):  # what is added before every text
+    if len(firsts) == 1 and len(told["texts"]) == len(names):  # the tokens added before every text
         ((told["bos"],),) = firsts
     prompts = {name: chat[0]["content"] for name, (chat, tools) in CHATS.items() if len(chat) == 1 and not tools}
     if not told["texts"]:

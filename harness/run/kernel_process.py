@@ -1,10 +1,10 @@
-"""The candidate's kernel outside of a server, as part of a run: a process computes, and this one watches it.
+"""The candidate's kernel outside a server, as part of a run: one process computes, and this one watches it.
 
-Two jobs: the calls that the layer diff recorded are compared with the oracle, and the bug gets a name; and the op-level matrix of
-the shape of the run's model. A server sees the conditions that an engine makes; the matrix has all pairs of lengths, batches, data
+Two jobs: compare the calls that the layer diff recorded with the oracle, and name the bug; and run the op-level matrix of the
+shape of the run's model. A server sees the conditions that an engine makes; the matrix has all pairs of lengths, batches, data
 and page sizes up to the policy's envelope, on synthetic data, with float64 as the truth.
 
-A kernel that ends its process, crashes it or hangs leaves a run without this result, but with a report, which is no pass.
+If a kernel ends its process, crashes it or hangs, the run lacks this result; its report still appears, but is not a pass.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from assay.harness.run.plan import Plan
 from assay.harness.text import one_line
 from assay.harness.verdict import with_evidence
 
-# The output of the process, in the run's folder.
+# The process's output, in the run's folder.
 LOG = "kernel.log"
 _NO_HEADS = "the model's configuration does not state how many heads it has"
 _DTYPES = ("float16", "bfloat16", "float32")
-# The results by the event that has one: its file, and what it is called.
+# Each event that carries a result, with the result's file and title.
 _RESULTS = {"cause": (CAUSE, "Recorded calls"), "matrix": (MATRIX, "Op-level matrix")}
 
 
 def examine_kernel(
     plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event | None = None
 ) -> None:
-    """Examine the recorded calls and run the op-level matrix, as far as it is not done.
+    """Examine the recorded calls and run the op-level matrix, unless they are done.
 
     Args:
-        stop: ends this at once when it is set, without a result.
+        stop: ends this at once when set, without a result.
 
     Raises:
         EvidenceError: the folder cannot be written, or the recorded calls are damaged.
@@ -61,10 +61,10 @@ def examine_kernel(
 
 
 def try_kernel(plan: Plan, folder: RunFolder) -> None:
-    """Call the candidate's kernel before servers are started, which takes minutes: on the smallest calls of each of its phases.
+    """Before starting servers, which takes minutes, call the candidate's kernel on the smallest calls of each of its phases.
 
     Raises:
-        EngineError: it raises on all of a phase, ends its process, crashes it or hangs.
+        EngineError: it raises on all calls of a phase, ends its process, crashes it or hangs.
         EvidenceError: the folder cannot be written.
     """
     if not plan.candidate.is_kernel or not _has_heads(shape := _shape(plan, folder)):
@@ -80,8 +80,8 @@ def try_kernel(plan: Plan, folder: RunFolder) -> None:
 
 
 def _examine_here(pack: Path, plan: Plan, folder: RunFolder, not_run: str = "") -> KernelResult:
-    """Diagnose outputs without a call of the kernel: one of the engine's own backends, or one that is not to be run, and why."""
-    from assay.harness.checks.replay import replay_recorded  # torch, which only a layer diff needs
+    """Diagnose outputs without calling the kernel: it is an engine's own backend, or must not run for the reason `not_run`."""
+    from assay.harness.checks.replay import replay_recorded  # imports torch, which only a layer diff needs
 
     given = _recorded(pack, plan, folder)
     return replay_recorded(Path(given["pack"]), plan.candidate, given["reproduce"], given["served"], not_run)
@@ -105,7 +105,7 @@ def _keep(name: str, result: KernelResult, folder: RunFolder, display: ProgressD
 
 
 def _shape(plan: Plan, folder: RunFolder) -> dict[str, Any]:
-    """Return what the calls of the matrix have in common: the shape of the run's model, up to the policy's envelope."""
+    """Return what all calls of the matrix share: the shape of the run's model, up to the policy's envelope."""
     model = model_shape(plan.model)
     return {
         "device": plan.spec.device,
@@ -133,7 +133,7 @@ def _no_matrix(plan: Plan, folder: RunFolder, why: str) -> KernelResult:
 
 
 def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
-    """Return the dtype in which the candidate's server computed; by default float32 on the CPU, else the model's."""
+    """Return the dtype in which the candidate's server computed; by default float32 on the CPU, or else the model's."""
     servers = {server.role: server for server in folder.progress().servers}
     served = [str(servers[role].arguments.get("dtype", "")) for role in ("candidate", "reference") if role in servers]
     usual = "float32" if device == "cpu" else model.dtype if model.dtype in _DTYPES else "bfloat16"
@@ -145,7 +145,7 @@ def _attempt(
 ) -> None:
     """Have a process do both jobs, and keep each result; if it fails, the first job without a result fails.
 
-    A result that stood before the kernel was read is kept, with the reason why it states no more.
+    A result from before the kernel was probed is kept, with the reason why it says no more.
     """
     due = [*["cause"] * bool(pack), *["matrix"] * matrix]
     stands: KernelResult | None = None
@@ -184,10 +184,10 @@ def _attempt(
 def _done(
     job: str, given: dict[str, Any], plan: Plan, folder: RunFolder, take: worker.OnEvent, stop: threading.Event
 ) -> tuple[str, Any]:
-    """Have a process do a job of `assay.harness.checks.kernel_jobs`; what assay computes between two calls has no limit of time.
+    """Have a process do a job of `assay.harness.checks.kernel_jobs`; assay's own computing between two calls has no time limit.
 
     Returns:
-        Why it did not come to its end, in words, empty if it did; and what it returned.
+        The reason why it did not finish, or an empty string; and the job's return value.
     """
     call_s, load_s = plan.spec.request_timeout, plan.spec.startup_timeout
     try:
@@ -198,10 +198,10 @@ def _done(
             )  # fmt: skip
     except OSError as error:
         problem = f"The kernel's process cannot be launched: {error}."
-        raise EvidenceError(problem, "a folder that can be written", "give another --out") from error
+        raise EvidenceError(problem, "a writable folder", "give another --out") from error
     except AssayError:
         raise
-    except Exception as error:  # of the kernel's module, for example
+    except Exception as error:  # from the kernel's module, for example
         return f"the kernel's process raised {type(error).__name__}: {one_line(str(error), 300)}", None
     if isinstance(outcome, worker.Done):
         return "", outcome.result
@@ -209,5 +209,5 @@ def _done(
     if isinstance(outcome, worker.TimedOut):
         late = f"return from a call within {call_s:g} s ({call})" if call else f"load within {load_s:g} s"
         return f"the kernel did not {late}", None
-    place = f"in a call ({call})" if call else "outside of a call"
+    place = f"in a call ({call})" if call else "outside a call"
     return f"the kernel's process {outcome.how} {place}", None

@@ -1,8 +1,8 @@
-"""The layer diff: the other role's backend runs inside one server while it answers a short workload.
+"""The layer diff: the other role's backend runs inside one server while the server answers a short workload.
 
-First as a shadow: the candidate computes the same calls as the serving backend, its own error is measured on the reference's
-q, k and v, and a replay pack of the calls is recorded. Then both run freely: a few prompts are traced with the reference, and
-again with the candidate, in every layer. After the servers have stopped, all recorded calls are examined.
+It first runs as a shadow: the candidate computes the same calls as the serving backend, its own error is measured on the
+reference's q, k and v, and a replay pack of the calls is recorded. Then both run freely: a few prompts are traced with the
+reference, and again with the candidate, in every layer. After the servers have stopped, all recorded calls are examined.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRACE_BYTES = 256 * 2**20
 
 
 def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
-    """Return the environment variables of a role's server in a layer diff; one without a shadow is only traced."""
+    """Return the environment variables of a role's server in a layer diff; a server without a shadow is only traced."""
     if not shadowed:
         return {TRACE: str(_TRACE_BYTES)}
     shadow = plan.candidate if role == "reference" else plan.reference
@@ -70,7 +70,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
 
 
 def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
-    """Take a server without a shadow through the envelope, and trace the prompts of `compare_layers`: the candidate on its own.
+    """Take a server without a shadow through the envelope, and trace the prompts of `compare_layers` with the candidate alone.
 
     Raises:
         EngineError: the server failed.
@@ -95,11 +95,11 @@ def shadow(
 
     Args:
         engine: the server, launched with `environment`.
-        keep: gets the answers to the envelope's requests.
-        seed: of these requests.
-        limits: of the servers that get them; by default of this one.
+        keep: receives the answers to the envelope's requests.
+        seed: seed of these requests.
+        limits: limits of the servers that get them; by default this server's.
     """
-    for stale in (SHADOW_FOLDER, PACK_FOLDER, ENVELOPE_FOLDER):  # of a server that was killed during a layer diff
+    for stale in (SHADOW_FOLDER, PACK_FOLDER, ENVELOPE_FOLDER):  # from a server that was killed during a layer diff
         shutil.rmtree(place / stale, ignore_errors=True)
     set_control(place, Control(shadow=True))
     spec, prompts = plan.spec, _prompts_of(plan)
@@ -142,5 +142,5 @@ def _trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], contr
 
 
 def _send(engine: Engine, prompts: Sequence[str], max_tokens: int, concurrency: int) -> None:
-    """Ask, and drop the answers: the layer diff measures the attention calls behind them."""
+    """Ask, and discard the answers: the layer diff measures the attention calls that they cause."""
     answers(engine, [ChatRequest(prompt, max_tokens) for prompt in prompts], concurrency)

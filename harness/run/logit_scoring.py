@@ -1,8 +1,8 @@
-"""Both roles' log-probabilities over the reference's own tokens, teacher-forced.
+"""Both roles' log-probabilities of the reference's own tokens, teacher-forced.
 
 A free-running answer says little once it differs from the reference's. Here both roles read the same tokens, the prompt and the
 reference's greedy answer, and predict each of them. All of it is computed in the extend phase (SGLang scores a prompt in one
-pass), so a decode kernel is not tested by it.
+pass), so this does not test a decode kernel.
 
 A server scores its sequences one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache,
 and *cached*, right after that, when all but the scored positions come from the prefix cache. The two conditions score the same
@@ -43,19 +43,19 @@ from assay.harness.sides import Role
 
 # Tokens at the end of a prompt that are scored too, since answers may have only a few tokens.
 _PROMPT_TAIL = 16
-# Tokens of the reference's distribution that are distinguished: the most that OpenAI-compatible servers return.
+# Tokens of the reference's distribution to distinguish: the most that OpenAI-compatible servers return.
 _TOP_K = 20
-# Most tokens of an answer that are scored: with the prompt's, some 30 positions of each sequence.
+# Most tokens of an answer to score: with the prompt's, some 30 positions of each sequence.
 _MAX_ANSWER_TOKENS = 16
-# Answers that are generated at the same time; only scoring needs batches of one.
+# Answers generated at the same time; only scoring needs batches of one.
 _GENERATED_AT_ONCE = 16
-# The reference is scored again on every second sequence: it would otherwise wait for the candidate.
+# The reference scores every second sequence again, instead of waiting for the candidate.
 _FLOOR_EVERY = 2
 
 _Sequence = tuple[ScoredSequence, tuple[int, ...]]
 
 
-# What is scored, role and repeat, in this order: the candidate at the reference's most probable tokens, and so is the floor.
+# The scorings, role and repeat, in this order: the candidate's and the floor's are at the reference's most probable tokens.
 SCORINGS: tuple[tuple[Role, int], ...] = (("reference", 0), ("reference", FLOOR_REPEAT), ("candidate", 0))
 
 
@@ -73,7 +73,7 @@ def score(
 
     Raises:
         EngineError: the server failed.
-        EvidenceError: the reference was not scored before, an answer was recorded to another prompt, or the folder cannot be
+        EvidenceError: the reference was not scored before, an answer was recorded for another prompt, or the folder cannot be
             written.
     """
     title = f"{role}: logits{' again' if repeat else ''}"
@@ -121,7 +121,7 @@ def _score_one(
 ) -> dict[CacheState, Score]:
     """Score a sequence with an empty cache, and then with its start cached."""
     server.flush_cache()
-    # SGLang takes one list of ids for a sequence: the reference's top ids at any of its positions, in ascending order.
+    # SGLang takes one list of ids for a sequence: the union of the reference's top ids over its positions, in ascending order.
     return {
         c: score_tokens(
             server, ids, sequence.start, _TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ()
@@ -172,7 +172,7 @@ def _generate_answers(server: Engine, items: Sequence[Item], answers: Sequence[A
     """
     if not items:
         raise EvidenceError(
-            "The run has no prompt to score.", "at least one item", "set --logits-prompts to at least 1"
+            "The run has no prompt to score.", "at least one item", "set logits_prompts in assay.toml to at least 1"
         )
     recorded = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
 
@@ -189,7 +189,7 @@ def _generate_answers(server: Engine, items: Sequence[Item], answers: Sequence[A
 
 
 def _sequence(item: Item, answer: Answer | None, generated: Generation) -> _Sequence:
-    """Make a prompt with its generated answer, as far as it is the recorded one."""
+    """Join a prompt and its generated answer, as far as the answer equals the recorded one."""
     prompt = len(generated.prompt_ids)
     if answer and answer.prompt_tokens != prompt:
         raise EvidenceError(
@@ -212,7 +212,7 @@ def _shared(answer: Answer | None, generated: Generation) -> int:
 
 
 def _positions(condition: CacheState, scored: Sequence[_Scored]) -> Positions:
-    """Return the log-probabilities at the reference's most probable tokens, of all sequences."""
+    """Return the log-probabilities of all sequences at the reference's most probable tokens."""
     scores = [each.scores[condition] for each in scored]
     return Positions(
         token=np.concatenate([score.token for score in scores]),
@@ -223,7 +223,7 @@ def _positions(condition: CacheState, scored: Sequence[_Scored]) -> Positions:
 
 
 def _at(score: Score, top_ids: Ints) -> Floats:
-    """Return the log-probabilities at the reference's most probable tokens of a sequence: its top ones, or those asked for."""
+    """Return a sequence's log-probabilities at the reference's most probable tokens: its own top ones, or the requested ones."""
     if score.top_ids is top_ids:
         return score.top
     return np.take_along_axis(score.at, np.searchsorted(np.unique(top_ids), top_ids), axis=1)

@@ -1,4 +1,4 @@
-"""The machine and what is installed on it: git, packages, hardware and the model's files."""
+"""The machine and its software: git, packages, hardware and the model's files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _hardware(device: str) -> str:
 
 
 def _git_state(folder: Path) -> str:
-    """Return the commit of the repository that contains `folder`, marked if it has uncommitted changes; empty outside of one."""
+    """Return the commit of `folder`'s repository, marked if it has uncommitted changes, or an empty string outside a repository."""
     try:
         commit, changed = (
             subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
@@ -64,7 +64,7 @@ def _git_state(folder: Path) -> str:
 def hash_model(folder: Path) -> str:
     """Hash the names and contents of a model's weights, tokenizer and configuration with SHA-256.
 
-    Computed once in a process: it takes minutes for a large model.
+    Computed once per process: it takes minutes for a large model.
     """
     total = hashlib.sha256()
     for path in sorted({path for pattern in _HASHED for path in folder.glob(pattern)}):

@@ -1,4 +1,4 @@
-"""A run, checked: `RunSpec` -> `Plan`. Nothing is started."""
+"""A checked run: `RunSpec` -> `Plan`. Nothing is started."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from assay.harness.sides import ROLES, Role
 from assay.harness.text import listed
 from assay.harness.workload import Workload
 
-# One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run.
+# One question in eight is asked with an empty cache, until there are sixteen, so that both conditions occur in every run.
 _COLD_EVERY, _MAX_COLD = 8, 16
 COLD_QUESTIONS, WARM_QUESTIONS = 4, 12
-"""Questions of the layer diff: with an empty cache, one by one, and with the shared header cached."""
+"""Questions of the layer diff: asked one by one with an empty cache, and with the shared header cached."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Plan:
     """A validated run: it can no longer cause a usage error.
 
     Attributes:
-        spec: what was asked for.
+        spec: the requested run.
         models: folder of each role's model.
-        items: what both servers are asked at most; questions in their random order.
+        items: the most that both servers are asked; questions are in their random order.
         units: units of the set from which the questions were drawn (`Item.unit`).
         reference: the reference's backend.
         candidate: the candidate's backend.
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def model(self) -> Path:
-        """Folder of the reference's model: the one that questions and loads are made for."""
+        """Folder of the reference's model, for which questions and loads are made."""
         return self.models["reference"]
 
     def backend(self, role: Role) -> Backend:
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def rule(self) -> Rule:
-        """The parameters of the test of accuracy."""
+        """The parameters of the accuracy test."""
         policy = self.spec.policy
         return Rule(policy.margin, policy.alpha, self.spec.regression_alpha, self.units)
 
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def has_layer_diff(self) -> bool:
-        """True if the layer diff was asked for and is possible."""
+        """True if the layer diff was requested and is possible."""
         return "layers" in self.spec.workload.suites and not self.has_url
 
     @property
@@ -103,7 +103,7 @@ class Plan:
     def roles(self) -> tuple[Role, ...]:
         """Roles that need a server.
 
-        A layer diff without answers needs only the reference's, in which the candidate runs as a shadow or is substituted.
+        A layer diff without answers needs only the reference's, where the candidate runs as a shadow or is substituted.
         """
         scores = "logits" in self.spec.workload.suites and not self.has_layer_diff
         return ROLES if self.compares_answers or scores else ("reference",)
@@ -112,12 +112,12 @@ class Plan:
 def prepare(spec: RunSpec) -> Plan:
     """Check backends, model and questions; start nothing.
 
-    Callers judge last whether this machine can serve the run (`assay.harness.run.preflight.check_environment`): what is wrong
-    with a command does not depend on the memory that happens to be free.
+    Callers check last whether this machine can serve the run (`assay.harness.run.preflight.check_environment`), because errors in
+    a command do not depend on the memory that happens to be free.
 
     Raises:
-        UsageError: packages that are not installed, an unknown backend, an incomplete model, an unknown shape of requests,
-            settings of a candidate whose server nothing asks, or
+        UsageError: missing packages, an unknown backend, an incomplete model, an unknown shape of requests,
+            settings of a candidate whose server is never asked, or
             questions that cannot be read.
     """
     require("serve", "A run")  # its report needs packages that asking does not
@@ -134,7 +134,7 @@ def prepare(spec: RunSpec) -> Plan:
 
 
 def _check_both_asked(plan: Plan) -> None:
-    """Refuse a candidate with settings of its own where no server of its own is asked: a pass would prove nothing about them."""
+    """Refuse a candidate with its own settings if its own server is never asked: a pass would prove nothing about them."""
     others = [name for name in plan.spec.treatment if name != "backend"]
     if others and plan.roles != ROLES:
         raise UsageError(
@@ -148,7 +148,7 @@ def ask(plan: Plan, workload: Workload) -> Plan:
     """Return the plan of a run that asks the same servers something else.
 
     Raises:
-        UsageError: questions that cannot be read.
+        UsageError: the questions cannot be read.
     """
     plan = replace(plan, spec=plan.spec.model_copy(update={"workload": workload}))
     # The logits' prompts are the first greedy ones, with the same ids.
@@ -167,7 +167,7 @@ def ask(plan: Plan, workload: Workload) -> Plan:
 
 
 def _items(questions: Sequence[Question], counts: Mapping[Suite, int], *, synthetic: bool) -> tuple[Item, ...]:
-    """Turn the first questions into what each suite asks."""
+    """Turn the first questions into the items of each suite."""
     items = [_item("accuracy", question, place) for place, question in enumerate(questions[: counts["accuracy"]])]
     items += [_item("layers", question) for question in questions[: counts["layers"]]]
     for suite in ("greedy", "logits"):
@@ -193,7 +193,7 @@ def _item(suite: Suite, question: Question, place: int | None = None) -> Item:
 
 
 def _check_fingerprint(name: str) -> None:
-    """Refuse an accepted fingerprint that is missing or damaged. An empty name stands for none."""
+    """Refuse an accepted fingerprint that is missing or damaged. An empty name means that there is none."""
     if not name:
         return
     try:

@@ -1,17 +1,18 @@
-"""What is refused before a server starts: what this machine cannot serve, and what a backend does not compute for the model."""
+"""Refusals before a server starts: runs that this machine cannot serve, and model features that a backend does not compute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import FEATURES, default_device
 from assay.harness.attention.forms import feature_of
 from assay.harness.backend import Backend
+from assay.harness.engines.environments import check_interpreter, python_of
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang import memory
-from assay.harness.engines.sglang.catalog import check_version
+from assay.harness.engines.sglang.catalog import MIN_SGLANG, check_version
 from assay.harness.errors import ChangedError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint, read_fingerprint
 from assay.harness.evidence.honours import BackendResult
@@ -25,28 +26,36 @@ if TYPE_CHECKING:
     from assay.harness.run.plan import Plan
 
 GIB = memory.GIB
-# SGLang's own backends that it serves on the CPU, Triton with interpreted kernels. The others (0.5.23) end a server while it
-# starts: they check for the architecture of a GPU, or for packages that need one.
+# SGLang's own backends that it serves on the CPU, with Triton's kernels interpreted. The others (0.5.23) end a server while it
+# starts: they check for a GPU architecture, or for packages that need one.
 _CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
 _PARALLEL = ("--tp-size", "--tensor-parallel-size", "--tp", "--pp-size", "--pipeline-parallel-size", "--pp")
-# Flags with which a model takes less memory than its files, by an amount that is not known before.
+# Flags that shrink a model's memory below the size of its files, by an amount that is not known before.
 _SMALLER = ("--quantization", "--load-format", "--cpu-offload-gb")
-# What a backend does that does not honour what is asked, by state.
+# The verb for a backend that does not honour a feature, by state.
 _DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wrong": "computes something else for"}
 
 
-def check_environment(plan: Plan) -> None:
-    """Refuse an SGLang that is too old, a device that is not there, and a model of which it cannot hold even one server.
+def check_environment(plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
+    """Refuse an SGLang that is too old, a missing device, or a device that cannot hold even one server.
 
-    A role that is a URL runs elsewhere: if both do, nothing is checked.
+    A role that is a URL runs elsewhere: if both do, nothing is checked. Where a side has packages laid over its interpreter, their
+    environment is made.
+
+    Args:
+        plan: the run.
+        say: receives a line for each environment that is made, and for each requirement that is not met.
 
     Raises:
-        UsageError: it is too old, it is not there, or the model does not fit.
+        UsageError: SGLang is too old, the device is missing, an environment cannot be made, or the model does not fit.
     """
     device, backends = plan.spec.device, (plan.reference, plan.candidate)
     if all(backend.is_url for backend in backends):
         return
     check_version()
+    for role, side in plan.spec.sides.items():
+        if not plan.backend(role).is_url and (python := python_of(side, say)):
+            check_interpreter(python, "sglang", MIN_SGLANG)
     if device == "cuda":
         check_gpu()
     else:
@@ -57,11 +66,11 @@ def check_environment(plan: Plan) -> None:
 
 
 def check_accepted(accepted: Path, made: Fingerprint) -> None:
-    """Refuse a server that is not what was accepted.
+    """Refuse a server that differs from the accepted one.
 
     Args:
-        accepted: file of the accepted fingerprint, whose engine has the settings that were accepted.
-        made: the server's.
+        accepted: file of the accepted fingerprint, whose engine has the accepted settings.
+        made: the server's fingerprint.
 
     Raises:
         ChangedError: a difference changes outputs, or nothing or no setting of the model could be compared.
@@ -74,12 +83,12 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
     if diff.compared and diff.unread:
         unread = f"settings of the model were not compared ({diff.unread})"
     elif diff.compared and diff.lost:
-        unread = f"one side alone has the {listed(diff.lost)} of what is served"
+        unread = f"only one side has the {listed(diff.lost)} of what is served"
     says = [difference.says for difference in diff.undeclared] or [unread]
     more = f"; and {len(says) - 1} more" if len(says) > 1 else ""
     raise ChangedError(
         f"The candidate (B) is not what {accepted} (A) accepts: {says[0]}{more}.",
-        "what was accepted",
+        "a server that matches the accepted fingerprint",
         "make the candidate's with assay fingerprint --out, and see assay compare of both; accept it if it is meant",
         details="\n".join(says),
     )
@@ -96,10 +105,10 @@ def _check_cpu(names: Sequence[str]) -> None:
 
 
 def check_gpu() -> None:
-    """Refuse ``--device=cuda`` where PyTorch sees no GPU.
+    """Refuse ``--device=cuda`` if PyTorch sees no GPU.
 
     Raises:
-        UsageError: it sees none; the message states whether it could.
+        UsageError: it sees none; the message says whether PyTorch was built for one.
     """
     import torch
 
@@ -118,11 +127,11 @@ def check_gpu() -> None:
 
 
 def check_memory(device: Device, side: Side, model_bytes: int | None, available_bytes: int) -> None:
-    """Refuse a model of which the device cannot hold even one server; where a size is unknown, nothing is refused.
+    """Refuse a model if the device cannot hold even one server; an unknown size refuses nothing.
 
     Args:
-        model_bytes: bytes of the weights on disk; None if unknown.
-        available_bytes: free memory of the device; 0 if unknown.
+        model_bytes: bytes of the weights on disk, or None if unknown.
+        available_bytes: free memory of the device, or 0 if unknown.
 
     Raises:
         UsageError: it does not fit.
@@ -140,7 +149,7 @@ def check_memory(device: Device, side: Side, model_bytes: int | None, available_
     raise UsageError(
         f"--model {side.model} does not fit: a server needs {needed / GIB:.1f} GiB, and {part}{available_bytes / GIB:.1f} GiB "
         f"{'of GPU memory ' if device == 'cuda' else ''}is free.",
-        "memory for the weights and a KV cache in one server at least",
+        "memory for the weights and a KV cache in at least one server",
         f"--servers=in-turn --engine-arg=--mem-fraction-static={_fraction(needed / available_bytes):.2f}"
         if fits_alone
         else "use a smaller --model, or free memory",
@@ -153,9 +162,9 @@ def _fraction(least: float) -> float:
 
 
 def check_asked(plan: Plan, display: ProgressDisplay) -> None:
-    """Refuse a reference that does not compute what the model's layers ask for, and a kernel that does not declare it.
+    """Refuse a reference that does not compute what the model's layers ask for, or a kernel that does not declare it.
 
-    What the candidate does not honour is said, and so is what could not be measured here. A model of plain attention costs nothing.
+    Features that the candidate does not honour, or that could not be measured here, are reported. Plain attention costs nothing.
 
     Raises:
         UsageError: the reference does not compute it, or the kernel does not declare it.
@@ -176,14 +185,14 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
 
 
 def asked_of(spec: RunSpec, models: Mapping[Role, Path]) -> dict[Role, Mapping[str, str]]:
-    """Read what the layers of each side's model ask for, with its flags: a line of the configuration by feature."""
+    """Read what the layers of each side's model ask for, given its flags: a line of the configuration by feature."""
     return {role: model_shape(models[role], side.flags).asks for role, side in spec.sides.items()}
 
 
 def ignored_of(model: Path, side: Side, measuring: bool = True) -> tuple[str, ...] | None:
-    """List what the layers of a model ask for and a side's backend is not shown to compute, a sentence each.
+    """List the features that the model's layers ask for and a side's backend is not shown to compute, a sentence each.
 
-    Returns None where the engine's own backend would have to be measured, which takes memory of the device, without `measuring`.
+    Return None if the engine's own backend would have to be measured, which takes device memory, and `measuring` is False.
 
     Raises:
         UsageError: the model's configuration cannot be read.
@@ -196,7 +205,7 @@ def ignored_of(model: Path, side: Side, measuring: bool = True) -> tuple[str, ..
 
 
 def served_in(model: Path, side: Side, device: str) -> tuple[str, int]:
-    """Return the dtype in which a side's layers compute, float32 on a CPU unless a flag names another, and their head_dim."""
+    """Return a side's head_dim and the dtype in which its layers compute: float32 on a CPU unless a flag names another."""
     shape = model_shape(model, side.flags)
     usual = "float32" if device == "cpu" else shape.dtype
     named = flag_values(side.flags).get("--dtype", "auto")
@@ -208,13 +217,13 @@ def unmet(
     asks: Mapping[Role, Mapping[str, str]],
     served: Mapping[Role, tuple[str, int]] = {},
 ) -> Iterator[tuple[Role, bool, str]]:
-    """Yield what backends are not shown to honour: the role, if it rules a run out, and a description.
+    """Yield the features that backends are not shown to honour: the role, whether this rules a run out, and a description.
 
-    Kernels declare it; the engine's own backends are measured. A candidate of the engine's own is run whatever it does.
+    Kernels declare features; the engine's own backends are measured. A candidate of the engine's own runs in any case.
 
     Args:
-        asks: what its model asks for.
-        served: dtype and head_dim in which it is measured; a role without them in the usual ones.
+        asks: the features that each role's model asks for.
+        served: dtype and head_dim to measure in, by role; the usual ones for a missing role.
     """
     for role, backend in backends.items():
         for feature, line in asks[role].items():
@@ -239,7 +248,7 @@ def unmet(
             state, what = result.state(feature), f"the {feature} that the model asks for ({line})"
             if state in _DOES:
                 cells = [cell for cell in result.measured if cell.attribute == feature and cell.state != "honours"]
-                # A window that is off by a key is nearly what was asked for.
+                # A window that is off by one key is nearly right.
                 nearly = all(cell.state == "wrong" and cell.says.startswith("one key") for cell in cells)
                 text = f"{result.backend} {_DOES[state]} {what}{_detail(result, feature, state)}"
                 yield role, role == "reference" and not nearly, text
@@ -249,7 +258,7 @@ def unmet(
 
 
 def _detail(result: BackendResult, feature: str, state: str) -> str:
-    """Say in which phases, and what else was computed or raised."""
+    """Describe the phases, and what was computed or raised instead."""
     cells = [cell for cell in result.measured if cell.attribute == feature]
     phases = [cell.phase for cell in cells if cell.state == state]
     says = next((cell.says for cell in cells if cell.state == state and cell.says), "")

@@ -1,4 +1,4 @@
-"""Asking one server everything that is still open, until the answers of both roles have decided."""
+"""Asking one server all open questions, until the answers of both roles have decided."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
 from assay.harness.sides import ROLES, Role
 
-# New pairs after which the test looks again: so many, and at least this share of all. Any numbers keep the error rates; a look at
+# The test looks again after this many new pairs, and at least this share of all. Any numbers keep the error rates; a look at
 # 4,096 pairs takes 50 ms of CPU time.
 _LOOK_EVERY, _LOOK_SHARE = 8, 0.02
 # Questions that the reference is asked twice.
 _FLOOR_QUESTIONS = 32
 FIRST_IN_TURN = 1024
-"""Questions that the reference answers first where the servers run in turn: enough in nine of ten runs at 2 % of answers flipped,
-and in six at 5 %. If they do not decide, both servers start once more."""
+"""Questions that the reference answers first if the servers run in turn: enough in nine of ten runs if 2 % of answers flip,
+and in six of ten at 5 %. If they do not decide, both servers start once more."""
 TOP_LOGPROBS = 5
 """Alternatives recorded at each greedy position, as many as vLLM's ``check_logprobs_close`` compares."""
 # Seconds after which a role that waits for the other checks that its server is still alive.
 _WAIT_S = 0.25
 # The reference is asked one greedy prompt in four again.
 _FLOOR_EVERY = 4
-# Questions that are asked at once, and by how many a role may be ahead of the other when it asks for more, as multiples of the
-# requests in flight: what only one role answers is wasted.
+# Questions that are asked at once, and how far a role may be ahead of the other when it asks for more, as multiples of the
+# requests in flight: questions that only one role answers are wasted.
 CHUNK, _LEAD = 4, 2
 
 AnswerKey = tuple[str, str, str, int]
@@ -42,8 +42,8 @@ AnswerKey = tuple[str, str, str, int]
 class QuestionStop:
     """Looks at the answers of both roles as they arrive, and reports when they have decided.
 
-    The verdict never depends on it: it is computed from the answers on disk, by the same test. Each role is asked in a thread of
-    its own; `_changed` guards all of this, and wakes a role that waits for the other.
+    The verdict never depends on it, because the same test computes it from the answers on disk. Each role is asked in its own
+    thread; `_changed` guards all of this, and wakes a role that waits for the other.
 
     Args:
         answers: those of an earlier attempt.
@@ -51,11 +51,11 @@ class QuestionStop:
 
     Attributes:
         items: the questions in their order.
-        first: where the roles are asked in turn: how many of the order the reference answers before the candidate is asked.
-        soonest: how many of the order a pass needs at least. No more are asked before these are answered: what is in flight when
-            the answers decide is wasted, and a slow kernel needs seconds for it.
-        pairs: questions that both roles answered, up to the first that one of them did not.
-        reason: why asking stops; None before.
+        first: if the roles are asked in turn, how many questions the reference answers before the candidate is asked.
+        soonest: how many questions a pass needs at least. No more are asked before these are answered, because requests in flight
+            when the answers decide are wasted, and a slow kernel needs seconds for them.
+        pairs: questions that both roles answered, up to the first that either did not.
+        reason: why asking stops, or None until then.
     """
 
     def __init__(self, plan: Plan, answers: Sequence[Answer], together: bool) -> None:
@@ -73,7 +73,7 @@ class QuestionStop:
         self._look()
 
     def keep(self, answer: Answer) -> None:
-        """Take note of an answer."""
+        """Record an answer."""
         with self._changed:
             self._take(answer)
             due = self.pairs - self._looked >= max(_LOOK_EVERY, _LOOK_SHARE * self.pairs)
@@ -86,7 +86,7 @@ class QuestionStop:
         return self.reason in ("decided", "hopeless")
 
     def open_items(self, role: Role) -> list[Item]:
-        """List the questions that a role must still answer; in turn, the candidate gets what the reference has answered."""
+        """List the questions that a role must still answer; in turn, the candidate gets those that the reference has answered."""
         if self.enough():
             return []
         items, done = self.items, self._answers[role]
@@ -97,21 +97,21 @@ class QuestionStop:
         return [item for item in items if item.id not in done]
 
     def asked_again(self) -> list[Item]:
-        """List the questions that the reference is asked twice, for its flip floor: the first with the shared header cached."""
+        """List the questions that the reference is asked twice, for its flip floor, starting with those whose header is cached."""
         answered = [item for item in self.items if not item.cold and item.id in self._answers["reference"]]
         return answered[:_FLOOR_QUESTIONS]
 
     def begin(self, roles: Sequence[Role]) -> None:
-        """Note that these roles are about to be asked, at the same time."""
+        """Record that these roles are about to be asked at the same time."""
         self._asking = set(roles)
 
     def next_items(
         self, role: Role, waiting: Sequence[Item], most: int, lead: int, check: Callable[[], None]
     ) -> Sequence[Item]:
-        """Wait for the questions to ask a role next; none if no further one needs to be asked.
+        """Wait for the questions to ask a role next; return none if no further one needs to be asked.
 
-        Where the roles are asked at the same time, a role waits while it is more than `lead` questions ahead, or has answered all
-        that the soonest pass needs: what one role answers and the other never will is wasted.
+        If the roles are asked at the same time, a role waits while it is over `lead` questions ahead, or has answered all that the
+        soonest pass needs: questions that only one role ever answers are wasted.
 
         Args:
             waiting: the questions it has not answered, in order.
@@ -132,7 +132,7 @@ class QuestionStop:
         return []
 
     def leave(self, role: Role) -> None:
-        """Note that a role is not asked any more, or has failed."""
+        """Record that a role is not asked any more, or has failed."""
         with self._changed:
             self._asking.discard(role)
             self._look()
@@ -160,7 +160,7 @@ class QuestionStop:
         elif self.pairs == len(self.items):
             self.reason = "all asked"
         soonest = soonest_pass(self.items, pairs, self._rule)
-        # Beyond it, something else is missing: the reference has not been shown to beat guessing yet, or letters are.
+        # Beyond that, something else is missing: the reference does not beat guessing yet, or letters are missing.
         self.soonest = soonest if soonest > self.pairs else len(self.items)
 
 
@@ -175,7 +175,7 @@ class _Stage(NamedTuple):
 
 
 def _after_questions(plan: Plan, role: Role, answered: Collection[AnswerKey], stop: QuestionStop) -> list[_Stage]:
-    """List what a role has not answered yet of the stages that follow the questions."""
+    """List the items that a role has not answered yet in the stages after the questions."""
     greedy, limit = plan.of("greedy"), plan.spec.workload.token_limit
     stages = [_Stage("greedy", greedy, 0, GREEDY_TOKENS, TOP_LOGPROBS)]
     if role == "reference":
@@ -191,7 +191,7 @@ def _after_questions(plan: Plan, role: Role, answered: Collection[AnswerKey], st
 
 
 def is_answered(plan: Plan, role: Role, answered: Collection[AnswerKey], stop: QuestionStop) -> bool:
-    """Return True if a role has answered everything that it is to be asked."""
+    """Return True if a role has answered everything that it will be asked."""
     return not stop.open_items(role) and not _after_questions(plan, role, answered, stop)
 
 
@@ -205,8 +205,8 @@ def interview(
 ) -> None:
     """Ask a server everything it has not answered: some questions with an empty cache, then the rest with the header cached.
 
-    Questions are asked until `stop` reports that they have decided; the few with an empty cache are asked in any case. Every answer
-    is kept as it arrives.
+    Questions are asked until `stop` reports a decision; the few with an empty cache are asked in any case. Every answer is kept as
+    it arrives.
     """
     role, concurrency, limit = engine.role, plan.spec.workload.concurrency, plan.spec.workload.token_limit
 

@@ -76,7 +76,7 @@ def run(
     display = display or ProgressDisplay(Console(quiet=True))
     opened = OpenRun.open(spec, out, baselines=baselines, display=display)
     with like_ctrl_c():
-        with suppress(KeyboardInterrupt):  # what was answered until then still makes a report
+        with suppress(KeyboardInterrupt):  # the answers so far still make a report
             opened.collect(display)
         with too_late():
             opened.end()
@@ -92,7 +92,7 @@ def bench_servers(
     """Start the servers of both roles, time them side by side, and judge the ratios of their times. Nothing is rendered.
 
     Args:
-        spec: what to time; its `suites` are ignored.
+        spec: the servers to time; its `suites` are ignored.
         out: a new folder for the timings.
         display: shows the progress; by default it is not shown.
 
@@ -117,19 +117,19 @@ def compare_features(
     minutes: float = 0.0,
     display: ProgressDisplay | None = None,
 ) -> InvarianceResult:
-    """Switch features of the reference's engine that must change nothing, and judge what changed. Nothing is rendered.
+    """Toggle features of the reference's engine that should not affect outputs, and judge the differences. Nothing is rendered.
 
     Args:
-        spec: the reference is what is compared with itself; its candidate and workload are ignored.
+        spec: its reference is compared with itself; its candidate and workload are ignored.
         out: a new folder for the evidence.
-        features: ids of the features; none for all that this machine can switch.
+        features: ids of the features; empty for all that this machine supports.
         mode: "pairs" for every two of them together, "singles" for each alone, "exactly" for all together, and each alone if that
             differs.
-        minutes: how long arms are run; 0 for as long as they take.
+        minutes: how long to run arms, or 0 for no limit.
         display: shows the progress; by default it is not shown.
 
     Raises:
-        UsageError: the features cannot be switched, or `out` is not empty. Nothing was started.
+        UsageError: the features cannot be toggled, or `out` is not empty. Nothing was started.
         EngineError: the server without any feature failed.
         EvidenceError: the folder cannot be written.
     """
@@ -142,7 +142,7 @@ def compare_features(
 
 
 def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifest:
-    """Record a replay pack on its own: one reference server, a short workload, no verdict.
+    """Record a replay pack alone: one reference server, a short workload, no verdict.
 
     Args:
         plan: the checked run, with the suite layers; calls on which its candidate is worst are kept too.
@@ -159,9 +159,9 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
     """
     if pack.exists() and (not pack.is_dir() or any(pack.iterdir())):
         raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one")
-    check_environment(plan)
+    check_environment(plan, display.say)
     with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
-        folder = RunFolder(Path(made), new_nonce())  # which has no manifest
+        folder = RunFolder(Path(made), new_nonce())  # a temporary one, without a manifest
         server = make_run_engine(plan, folder, "reference")
         display.say(f"Starting {server.backend}.")
         with running([server], plan.spec.device, display):
@@ -185,8 +185,8 @@ class OpenRun:
 
     Attributes:
         plan: the checked run.
-        bench: the checked latency suite; None if the run does not ask for it.
-        folder: where all evidence goes.
+        bench: the checked latency suite, or None if the run does not ask for it.
+        folder: receives all evidence.
     """
 
     plan: Plan
@@ -206,12 +206,12 @@ class OpenRun:
         """Check a spec and open its folder.
 
         Args:
-            spec: as in `run`, and so are `out`, `baselines`, `display` and the errors.
-            kept_running: whether `servers` is to be used, which needs both servers at the same time.
+            spec: as in `run`; so are `out`, `baselines`, `display` and the errors.
+            kept_running: whether `servers` will be used, which needs both servers at the same time.
         """
         plan = prepare(spec)
         bench = _plan_bench(plan)
-        check_environment(plan)
+        check_environment(plan, display.say)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
         folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if baselines else "run")
@@ -222,7 +222,7 @@ class OpenRun:
         return cls(plan, bench, folder)
 
     def collect(self, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
-        """Ask both servers what is still open, then time both. What ends the run early is recorded, not raised.
+        """Ask both servers all open questions, then time both. An error that ends the run early is recorded, not raised.
 
         Args:
             display: shows the progress.
@@ -236,9 +236,9 @@ class OpenRun:
 
     @contextmanager
     def servers(self, display: ProgressDisplay) -> Iterator[Mapping[Role, Engine]]:
-        """Run the servers of a run for as long as a caller needs them; empty if one did not start, which is recorded.
+        """Run the servers of a run for as long as a caller needs them; yield none if one did not start, which is recorded.
 
-        Latency is timed first, on separate servers, which these would disturb.
+        Latency is timed first, on separate servers, since these would disturb it.
         """
         self._measure_apart(display)
         roles = asked_roles(self.plan, self.folder)
@@ -252,14 +252,14 @@ class OpenRun:
             yield {} if self.folder.progress().failure else {engine.role: engine for engine in engines}
 
     def _measure_apart(self, display: ProgressDisplay) -> None:
-        """Time servers of their own: nothing else may compute meanwhile, such as a shadow."""
+        """Time separate servers: nothing else may compute meanwhile, such as a shadow."""
         if (timed := self.bench) is not None:
             _make_part(self.folder, bench_folder(self.folder), lambda empty: bench(timed, empty, display))
 
     def end(self) -> None:
-        """Seal the evidence, unless something ended the run early, so that it goes on later.
+        """Seal the evidence, unless something ended the run early, so that the run can resume.
 
-        A kernel that changed meanwhile ends it too.
+        A kernel that changed meanwhile also ends the run early.
 
         Raises:
             EvidenceError: the folder cannot be written.
@@ -270,7 +270,7 @@ class OpenRun:
             self.folder.seal()
 
     def report(self) -> Report:
-        """Make the report of what the folder holds."""
+        """Make the report from the folder's evidence."""
         return build(self.folder)
 
 
@@ -281,10 +281,10 @@ def _plan_bench(plan: Plan) -> BenchPlan | None:
 
 
 def _make_part(folder: RunFolder, part: _AnyPart, make: Callable[[_AnyPart], None]) -> None:
-    """Make a part of a run that has servers of its own, unless the run has failed or the part was made.
+    """Make a part of a run that has its own servers, unless the run has failed or the part exists.
 
-    An interrupted part starts over: its beginning came from other servers. What ends it early is recorded; only an interruption is
-    raised again.
+    An interrupted part starts over, because its beginning came from other servers. An error that ends it early is recorded; only an
+    interruption is raised again.
     """
     if folder.progress().failure or part.complete:
         return

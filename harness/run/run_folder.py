@@ -1,4 +1,4 @@
-"""A run's folder: begun or resumed, and which roles need a server."""
+"""A run's folder: begin or resume the run there, and find the roles that need a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from assay.harness.run.machine import origin_of
 from assay.harness.run.plan import Plan
 from assay.harness.sides import ROLES, Role
 
-# Flags with a path in which assay expands ``~``; so it does in ``--out``.
+# Flags whose paths assay expands (``~``), as it does for ``--out``.
 _EXPANDED = ("--model", "--data")
 
 
@@ -55,13 +55,13 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
 
 
 def _portable(word: str) -> str:
-    """Make a flag of assay portable; where assay itself expands it, a path may begin with the home folder's ``~``."""
+    """Make a flag of assay portable; a path may begin with the home folder's ``~`` if assay itself expands it."""
     name, _, path = word.partition("=")
     return f"{name}={shown(Path(path))}" if name in _EXPANDED and Path(path).is_absolute() else portable(word)
 
 
 def note_changed_kernels(plan: Plan, folder: RunFolder) -> None:
-    """Record a failure if a kernel's code is not what it was when the run began: its servers may have run different kernels.
+    """Record a failure if a kernel's code changed after the run began: its servers may have run different kernels.
 
     Raises:
         EvidenceError: the folder cannot be written.
@@ -71,7 +71,7 @@ def note_changed_kernels(plan: Plan, folder: RunFolder) -> None:
     if changed:
         parts = sorted({part for part, _ in before.get(changed[0], {}).items() ^ now.get(changed[0], {}).items()})
         error = EvidenceError(
-            f"The {changed[0]}'s kernel changed while the run went on ({', '.join(parts)}), so its servers may have run different "
+            f"The {changed[0]}'s kernel changed during the run ({', '.join(parts)}), so its servers may have run different "
             "code.",
             do="run again with a new --out, and leave its files alone until the run has ended",
         )
@@ -108,7 +108,7 @@ def asked_roles(plan: Plan, folder: RunFolder) -> tuple[Role, ...]:
 
 
 def shadowed_role(plan: Plan, folder: RunFolder) -> Role | None:
-    """Return the role whose server also runs the other role's backend for the layer diff; None without a layer diff."""
+    """Return the role whose server also runs the other role's backend for the layer diff, or None without a layer diff."""
     return asked_roles(plan, folder)[0] if plan.has_layer_diff else None
 
 
@@ -118,7 +118,7 @@ def _resuming(folder: RunFolder) -> str:
 
 @contextmanager
 def recorded(folder: RunFolder) -> Iterator[None]:
-    """Record how long a run took and what ended it early. Engine and disk failures end here; Ctrl-C and bugs are raised again."""
+    """Record a run's duration and any error that ended it. Engine and disk failures end here; Ctrl-C and bugs are raised again."""
     begun = time.monotonic()
     failure: FailureResult | None = None
     try:

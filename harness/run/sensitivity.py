@@ -1,8 +1,8 @@
-"""The sensitivity of a run's workload: a fault is seeded in the running servers, and every suite has to see it.
+"""The sensitivity of a run's workload: a fault is seeded in the running servers, and every suite has to detect it.
 
-Nothing is restarted: the control switches the fault on and off. In the candidate's own server it is in what the model uses, for
-answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is
-emptied, since K and V of later layers were computed with the fault. `assay.harness.judge.sensitivity` decides whether it was seen.
+Nothing is restarted: the control switches the fault on and off. In the candidate's own server the backend that the model uses has
+the fault, for answers and logits; in the shadow's server the shadowed candidate has it, for the layers. Afterwards the prefix
+cache is emptied, since K and V of later layers were computed with the fault. `assay.harness.judge.sensitivity` judges the result.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from assay.harness.sides import Role
 
 # The fault of the seed case, which only calls with a cached prefix show.
 _FAULT = "mask-top-left"
-# Most questions that are asked under a fault, and how many at once: no more follow when the fault is seen.
+# Most questions to ask under a fault, and how many at once: asking stops when the fault is detected.
 _QUESTIONS, _AT_ONCE = 24, 8
 # Prompts whose logits are scored under a fault: with fewer, even a sign test that all of them pass has a p value above 0.05.
 _PROMPTS = 5
-# Questions that are asked while the candidate in the shadow has the fault.
+# Questions to ask while the candidate in the shadow has the fault.
 _SHADOWED = 2
 
 
@@ -51,7 +51,7 @@ def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
 
 
 def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
-    """Do a server's part, unless it is done. The suites of the run are complete: nothing that they read comes later.
+    """Do a server's part, unless it is done. The suites of the run are complete, and read nothing that comes later.
 
     Raises:
         EngineError: the server failed.
@@ -61,7 +61,7 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
         return
     begun, place = time.monotonic(), folder.server_folder(engine.role)
     parts = _parts(plan, folder, engine.role)
-    shutil.rmtree(place / SENSITIVITY, ignore_errors=True)  # of a server that was killed
+    shutil.rmtree(place / SENSITIVITY, ignore_errors=True)  # from a server that was killed
     record = SensitivityRecord(fault=_FAULT, seconds=0.0)
     if "shadow" in parts:
         prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:_SHADOWED]
@@ -76,7 +76,7 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
 def _serve_fault(
     engine: Engine, place: Path, plan: Plan, folder: RunFolder, parts: Collection[str], display: ProgressDisplay
 ) -> SensitivityRecord:
-    """Ask and score while what the model uses has the fault. Logits go to the server's sensitivity folder.
+    """Ask and score while the backend that the model uses has the fault. Logits go to the server's sensitivity folder.
 
     In a reference's server, the other role's backend computes all layers, with the fault.
     """
@@ -90,7 +90,7 @@ def _serve_fault(
     with switched_on(engine, place, Control(fault=_FAULT, substitute=substitute)) as token:
         if asks:
             cache_header(engine)
-        # No more questions are asked once the answers show the fault.
+        # Asking stops once the answers show the fault.
         while len(seen) < len(asks) and not (
             seen and p_no_loss(losses(items, texts, seen), policy.margin) <= policy.alpha
         ):
@@ -106,7 +106,7 @@ def _serve_fault(
 
 
 def _cached_logits(folder: RunFolder) -> Logits | None:
-    """Return some of the sequences of the reference that were scored behind a cached prefix; None if there are none."""
+    """Return some of the reference's sequences that were scored after a cached prefix, or None if it has none."""
     path = logits_path(folder.path, "reference", 0)
     if not path.exists():
         return None
@@ -116,7 +116,7 @@ def _cached_logits(folder: RunFolder) -> Logits | None:
 
 
 def _shadow_fault(engine: Engine, place: Path, prompts: Sequence[str], nonce: str) -> SeededCalls | None:
-    """Ask questions behind the shared header while the candidate in the shadow has the fault, and have its errors written.
+    """Ask questions after the shared header while the candidate in the shadow has the fault, and have its errors written.
 
     They go to the server's sensitivity folder, so that no verdict on the candidate reads them.
     """
@@ -130,9 +130,9 @@ def _shadow_fault(engine: Engine, place: Path, prompts: Sequence[str], nonce: st
 
 @contextmanager
 def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
-    """Have a server follow a control within the context; then everything is off and its prefix cache empty.
+    """Have a server follow a control within the context; afterwards everything is off and its prefix cache empty.
 
-    Gives the token of the setting.
+    Yields the token of the setting.
     """
     engine.flush_cache()
     try:
@@ -155,5 +155,5 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
 
 
 def _send(engine: Engine, prompts: Sequence[str]) -> None:
-    """Ask for one token each, and drop the answers."""
+    """Ask for one token each, and discard the answers."""
     answers(engine, [ChatRequest(prompt, 1) for prompt in prompts], len(prompts))

@@ -1,15 +1,18 @@
-"""Plan -> engines: the one place where a server under test is constructed, for a run, a bench, a recording and a bisection."""
+"""Plan -> engines: the one place that constructs a server under test, for a run, a bench, a recording and a bisection."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from assay.harness.backend import Backend
+from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine, start_together
+from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import CONTROL, FAULTS
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import memory
@@ -17,7 +20,7 @@ from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
 from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import COMMON_SETTINGS, RESOLVED, ResolvedArguments, ServerManifest
 from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.evidence import argument_differences
@@ -40,14 +43,14 @@ def make_engine(
     eager: bool,
     side: Side | None = None,
 ) -> Engine:
-    """Make a role's engine, not started: a server to launch, or one that is already running.
+    """Make a role's engine without starting it: a server to launch, or one that is already running.
 
     Args:
         plan: backends, model, device, engine flags and timeouts.
-        evidence: folder for what the server's process writes.
+        evidence: folder for the files that the server's process writes.
         cpu_core: see `Launch` and `core_of`.
         eager: see `Launch`.
-        side: the role's side as it is launched; None for as it was asked.
+        side: the role's side as launched, or None for the side as requested.
     """
     spec, side, backend = plan.spec, side or plan.spec.sides[role], plan.backend(role)
     if backend.is_url:
@@ -57,7 +60,7 @@ def make_engine(
             role=role,
             backend=backend.name,
             model=plan.models[role],
-            interpreter=side.interpreter,
+            interpreter=python_of(side),
             device=spec.device,
             engine_args=side.flags,
             evidence=evidence,
@@ -76,11 +79,11 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     """Make a role's engine in a run.
 
     Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced because no answers are
-    compared. Both also get what only one of the backends forces; it is found out once for a run.
+    compared. Both also get the arguments that only one of the backends forces, which are determined once per run.
     """
     engine, spec = _run_engine(plan, folder, role), plan.spec
-    # On the CPU the arguments that SGLang resolves do not depend on the backend: assay starts both with --disable-cuda-graph.
-    # Where no backend differs, what the treatment makes differ is part of it.
+    # On the CPU, SGLang resolves the same arguments for every backend: assay starts both with --disable-cuda-graph.
+    # If the backends are the same, the treatment explains every difference in arguments.
     if spec.device != "cuda" or plan.has_url or not plan.compares_answers or "backend" not in spec.treatment:
         return engine
     common = folder.read(COMMON_SETTINGS)
@@ -91,25 +94,32 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     return engine.with_flags(common.flags)
 
 
-def resolve_sides(plan: Plan, folder: RunFolder) -> None:
-    """Record what the engine resolves each side's command line to, where not the backend alone differs.
+def resolve_sides(
+    spec: RunSpec,
+    folder: EvidenceFolder[Any],
+    servers: Mapping[Role, ServerManifest],
+    engine_of: Callable[[Role], Engine],
+) -> None:
+    """Record what the engine resolves each side's command line to, unless only the backends differ.
 
-    What a server does that its own side resolves to follows from the treatment; nobody asked for any other difference.
+    A setting that the engine resolves from a side follows from the treatment; any other difference is unintended.
+
+    Args:
+        servers: manifests of the servers that have started, by role.
+        engine_of: makes a role's engine; it need not have started.
     """
-    servers = {server.role: server for server in folder.progress().servers}
-    if plan.has_url or not (
-        set(plan.spec.treatment) - {"backend"} or argument_differences(servers, plan.spec.treatment)
-    ):
+    more_than_backend = set(spec.treatment) - {"backend"}
+    if not (more_than_backend or argument_differences(servers, spec.treatment)):
         return
     for role in ROLES:
         if folder.read(RESOLVED, role) is None:
-            resolved = make_run_engine(plan, folder, role).resolved_arguments()
+            resolved = engine_of(role).resolved_arguments()
             folder.write(RESOLVED, ResolvedArguments(arguments=resolved), role)
 
 
 def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     environment = {RUN: folder.nonce, FAULTS: "1"}
-    # A server that was killed may have left a control, which its successor would follow.
+    # A server that was killed may have left a control file, which its successor would follow.
     (folder.server_folder(role) / CONTROL).unlink(missing_ok=True)
     if plan.has_layer_diff:
         environment |= layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))
@@ -125,13 +135,13 @@ def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
 
 
 def core_of(device: str, number: int = 0) -> int | None:
-    """Return the core that a CPU server computes on; servers of different numbers get different ones if possible. None on a GPU."""
+    """Return a CPU server's core, a different one for each `number` if possible, or None on a GPU."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[number % len(cores)] if device == "cpu" else None
 
 
 def together(plan: Plan) -> bool:
-    """Return True if both servers run at the same time: as the spec sets it, or as memory allows."""
+    """Return True if both servers run at the same time: as the spec sets it, or if memory allows it."""
     spec = plan.spec
     if spec.servers != "auto":
         return spec.servers == "together"
@@ -143,7 +153,7 @@ def together(plan: Plan) -> bool:
 
 
 def check_together(plan: Plan, reason: str) -> None:
-    """Check that both servers run at the same time, as they must for this reason.
+    """Check that both servers run at the same time, as `reason` requires.
 
     Raises:
         UsageError: they do not.
@@ -159,10 +169,10 @@ def check_together(plan: Plan, reason: str) -> None:
 
 @contextmanager
 def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | None = None) -> Iterator[None]:
-    """Start engines, and stop them whatever happens. While they start, a display shows for how long, and what they log.
+    """Start engines, and always stop them. While they start, a display shows for how long, and their log.
 
     On CUDA they start one after the other: SGLang sizes its KV cache by the memory that is free before and after it loads the
-    weights, and gives up if another server takes some in between.
+    weights, and fails if another server takes some in between.
 
     Raises:
         EngineError: one of them did not start.
@@ -177,19 +187,19 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | N
             engine.stop()
 
 
-# The time and the process that a server's line begins with.
+# The time and process at the start of a server's log line.
 _STAMP = re.compile(r"^\[[^\]]*\]\s*")
 
 
 def _last_words(engines: Sequence[Engine]) -> str:
-    """Return the last line, warnings apart, that a server logged which is not ready yet; of several, the last one's."""
+    """Return the last line, except warnings, logged by a server that is not ready yet; if several are not, the last one's."""
     starting = [engine for engine in engines if engine.startup_s is None]
     lines = [f"{engine.role}: {_STAMP.sub('', line)}" for engine in starting if (line := engine.last_step())]
     return lines[-1] if lines else ""
 
 
 def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> Fingerprint | None:
-    """Write the fingerprint of a running server into its folder, and return it; None for an engine that does not tell.
+    """Write the fingerprint of a running server into its folder, and return it, or None for an engine that does not report one.
 
     Raises:
         EngineError: the server failed.
@@ -198,10 +208,10 @@ def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> 
     made = engine.fingerprint()
     if made is None:
         return None
-    ignored, why = None, "is measured without a server beside it, as by assay fingerprint --model"
+    ignored, why = None, "is measured without a server next to it, as by assay fingerprint --model"
     try:
         ignored = ignored_of(Path(made.model), side, measuring=False)
-    except UsageError as error:  # another host's folder, as of a URL
+    except UsageError as error:  # another host's folder, for example of a URL
         why = error.found
     update = {"model": side.model, "asked": dict(settings(without_secrets(side))), "run": nonce, "ignored": ignored}
     made = made.model_copy(update=update)
@@ -213,7 +223,7 @@ def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> 
 
 
 def manifest_of(engine: Engine) -> ServerManifest:
-    """Read what a running server reports about itself."""
+    """Return the manifest of a running server: what it reports about itself."""
     return ServerManifest(
         role=engine.role,
         backend=engine.backend,

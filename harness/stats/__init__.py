@@ -1,1 +1,1 @@
-"""Numbers -> floors, intervals and tests; `ratio` also decides, for judge and offline alike. Pure functions."""
+"""Floors, intervals and tests, computed from numbers; `ratio` also decides, for judge and offline alike. Pure functions."""

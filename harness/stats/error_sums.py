@@ -1,4 +1,4 @@
-"""Sums of errors over the numbers of each query: a table of errors (`assay.harness.evidence.error_table`) from tensors."""
+"""Sums of errors over the elements of each query: a table of errors (`assay.harness.evidence.error_table`) from tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.harness.evidence.error_table import SUMS, ratio
 
-# Most elements that are reduced at once: 128 MiB of float64; on a CPU those that its cache holds, which takes a third of the time.
+# Most elements to reduce at once: 128 MiB of float64; on a CPU as many as fit in its cache, which takes a third of the time.
 _AT_ONCE, _ON_CPU = 2**24, 2**16
 _DIFFERENCE, _SIZE, _, _NONFINITE, _, _ALONG, _SQUARE = range(len(SUMS))
 
@@ -17,7 +17,7 @@ _DIFFERENCE, _SIZE, _, _NONFINITE, _, _ALONG, _SQUARE = range(len(SUMS))
 def query_sums(outputs: Tensor, expected: Tensor) -> Tensor:
     """Sum the errors of outputs over the last dimension, in float64.
 
-    NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
+    NaN in `expected` means undefined and is not compared. Infinity in it matches any value that is not finite.
 
     Args:
         outputs: [..., rows, heads, head_dim].
@@ -36,7 +36,7 @@ def query_sums(outputs: Tensor, expected: Tensor) -> Tensor:
         return torch.cat([query_sums(some, of_these) for some, of_these in parts], -3)
     a, b = outputs.detach().double(), expected.double()
     off, right = a - b, b.expand_as(a)
-    if off.device.type == "cpu" and math.isfinite(float(off.sum())):  # of finite numbers alone: a fifth of the time
+    if off.device.type == "cpu" and math.isfinite(float(off.sum())):  # finite numbers only: a fifth of the time
         lost = missing = off.new_zeros(off.shape[:-1])
     else:
         both = a.isfinite() & b.isfinite()
@@ -48,16 +48,16 @@ def query_sums(outputs: Tensor, expected: Tensor) -> Tensor:
 
 
 def distance(sums: Tensor) -> Tensor:
-    """Return the sum of |output - expected|, [..., 7] -> [...]: infinite where only one of both is finite."""
+    """Return the sum of |output - expected|, [..., 7] -> [...]: infinite if only one of the two is finite."""
     return sums[..., _DIFFERENCE].masked_fill(sums[..., _NONFINITE] > 0, float("inf"))
 
 
 def relative_l1(sums: Tensor) -> Tensor:
-    """Compute the relative L1, [..., 7] -> [...]: infinite where only one of both is finite, 0 where nothing was compared."""
+    """Compute the relative L1, [..., 7] -> [...]: infinite if only one of the two is finite, 0 if nothing was compared."""
     return ratio(distance(sums), sums[..., _SIZE])
 
 
 def slope(sums: Tensor) -> Tensor:
-    """Compute the slope on what is expected, [..., 7] -> [...]; NaN where an output is not finite, or zero is expected."""
+    """Compute the slope of output on expected, [..., 7] -> [...]; NaN if an output is not finite, or all expected are zero."""
     slopes = 1 + sums[..., _ALONG] / sums[..., _SQUARE]
     return slopes.masked_fill(sums[..., _NONFINITE] > 0, float("nan"))

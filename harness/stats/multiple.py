@@ -1,4 +1,4 @@
-"""Correction of p values for their number."""
+"""Correction of p values for multiple tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 def holm(p: Sequence[float]) -> list[float]:
     """Correct p values by Holm's method: compared with alpha, they keep the family-wise error rate at alpha.
 
-    Written here because `statsmodels.stats.multitest`, which gives the same values, costs a second to import (the report of a
-    finished run may cost 1.5 s in all) and collects all garbage at each call.
+    Written here because `statsmodels.stats.multitest`, which gives the same values, takes a second to import (the report of a
+    finished run may take 1.5 s in total) and collects all garbage at each call.
 
     Source: Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 65-70 (1979).
     """

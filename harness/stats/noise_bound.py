@@ -1,15 +1,15 @@
-"""Bounds from an ensemble: how large an error may be that another honest implementation makes in a cell, at a stated error rate.
+"""Bounds from an ensemble: the largest error that another honest implementation makes in a cell, at a stated error rate.
 
 An error in a cell is a vector: one number for each query, head and dimension. Its square is about a sum of `freedom`
-independent squared roundings, many where many roundings meet (all queries of a long prompt) and one where a single weight decides
+independent squared roundings: many if many roundings meet (all queries of a long prompt), one if a single weight decides
 (a query with two keys). The ratio of one more honest square to the mean of M others is then distributed as F(freedom, M freedom),
 so the bound is the ensemble's root mean square times the root of that quantile. Freedom is Satterthwaite's: the dimensions that a
 covariance fills, trace(C)^2 / trace(C^2) (Biometrics Bulletin 2, 110-114, 1946).
 
-This is the one statistic that says whether a call is out of bounds: the relative L1 of a cell against the truth, over its bound;
-and that of a single query (`assay.harness.stats.query_bounds`). In `check`, `replay` and the matrix a cell is one sequence, query
-bucket and head of one call, and its freedom follows from the members' error vectors. In the shadow a cell adds up the calls of one
-layer, head and condition; only sums are kept of it, so its freedom is estimated, from below, from how much the members differ.
+This is the one statistic that decides whether a call is out of bounds: the relative L1 of a cell against the truth, divided by
+its bound; and the same for a single query (`assay.harness.stats.query_bounds`). In `check`, `replay` and the matrix a cell is one
+sequence, query bucket and head of one call, and its freedom follows from the members' error vectors. In the shadow a cell adds up
+the calls of one layer, head and condition and keeps only sums, so its freedom is estimated, from below, by the members' spread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 FALSE_FLAGS = 1e-3
 """Largest share of comparisons (a matrix, a session of a shadow) of an honest kernel in which any cell may be flagged."""
 MODEL_FACTOR = 1.3
-"""What implementations that the ensemble does not hold may add to its noise. Measured: `benchmarks/honest_kernels.py`."""
+"""Noise that implementations outside the ensemble may add to the ensemble's. Measured: `benchmarks/honest_kernels.py`."""
 _Floats = NDArray[np.float64]
 
 
@@ -37,20 +37,20 @@ def cell_bounds(
     """Compute the largest error that noise explains, by cell.
 
     Args:
-        errors: relative L1 of each member in each cell, [members, ...]. Not finite where the simulation overflowed: no noise, which
-            excuses nothing.
-        freedom: independent roundings in each cell, [...]; None to estimate them from the spread of the members.
-        cells: cells among which none may be flagged wrongly; None for the number given. Bonferroni's correction.
-        alpha: largest probability that any of them is.
-        common: share of the members' mean square that they have in common (operands that are cut off rather than rounded), which
+        errors: relative L1 of each member in each cell, [members, ...]. Not finite where the simulation overflowed, which is not
+            noise and excuses nothing.
+        freedom: independent roundings in each cell, [...], or None to estimate them from the spread of the members.
+        cells: number of cells among which none may be flagged wrongly, or None for as many as given. Bonferroni's correction.
+        alpha: largest probability that any cell is.
+        common: share of the members' mean square that they have in common (operands that are truncated instead of rounded), which
             another implementation has as well, so that it has no tail, [...].
-        members: members that have the noise of these; None for these alone.
+        members: number of members with this noise, or None for those given.
 
     Returns:
         float64 [...].
 
     Raises:
-        ValueError: fewer than two members.
+        ValueError: there are fewer than two members.
     """
     squares = _squares(errors)
     members = members or len(squares)
@@ -66,7 +66,7 @@ def cell_bounds(
 def freedom_of_spread(errors: ArrayLike) -> _Floats:
     """Estimate from below the independent roundings in each cell, from the spread of the members' errors, [...].
 
-    The squares of one cell have the relative variance 2 / freedom. The variance of M values is known only to a factor; its upper
+    The squares of one cell have the relative variance 2 / freedom. The variance of M values is known only up to a factor; its upper
     limit of one percent is used, so that a cell whose members agree by chance does not get a tight bound.
     """
     squares = _squares(errors)
@@ -85,7 +85,7 @@ def _squares(errors: ArrayLike) -> _Floats:
 
 
 def chi2_quantile_below(rate: float, degrees: ArrayLike) -> _Floats:
-    """Compute the quantile of chi^2 / degrees below which it falls at a rate, as Wilson and Hilferty do (PNAS 17, 684, 1931)."""
+    """Compute the quantile of chi^2 / degrees below which it falls at a rate, by Wilson and Hilferty (PNAS 17, 684, 1931)."""
     spread = 2 / (9 * np.asarray(degrees, dtype=float))
     return np.maximum(0.0, 1 - spread + NormalDist().inv_cdf(rate) * np.sqrt(spread)) ** 3
 
@@ -93,8 +93,8 @@ def chi2_quantile_below(rate: float, degrees: ArrayLike) -> _Floats:
 def f_quantile_above(rate: float, top: ArrayLike, bottom: ArrayLike) -> _Floats:
     """Compute the quantile of F(top, bottom) above which it lies at a rate.
 
-    Paulson's approximation (Annals of Mathematical Statistics 13, 233, 1942), since scipy is no part of the base install: at rates
-    of 1e-8 to 1e-3 and bottom >= 16 its root is at most 10 % above the exact one, and at most 1 % below.
+    Paulson's approximation (Annals of Mathematical Statistics 13, 233, 1942), because scipy is not in the base install: at rates of
+    1e-8 to 1e-3 and bottom >= 16 its root is at most 10 % above the exact one, and at most 1 % below.
 
     Args:
         rate: probability of a larger value, below 0.5.

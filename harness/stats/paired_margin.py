@@ -1,11 +1,11 @@
-"""A loss of accuracy against a margin, from a fixed number of paired answers: an exact test, and its interval.
+"""A loss of accuracy against a margin, from a fixed number of paired answers: an exact test and its interval.
 
-For results that are complete and were not stopped by what they showed, such as the logs of two finished evaluations. A run that may
+For complete results whose content did not decide when to stop, such as the logs of two finished evaluations. A run that may
 stop as soon as its answers decide needs `assay.harness.stats.betting` instead, whose error rates hold at every look.
 
-Of n questions, the candidate lost L and gained G; the loss is (p_L - p_G). The statistic is the score statistic of Tango, which
-estimates the nuisance parameter, the share of flips, under the null hypothesis. Its normal approximation is too lenient where few
-answers flip: at a margin of 0.02 and without a flip it passes from 133 questions on, where a candidate that loses exactly the
+Of n questions, the candidate lost L and gained G; the loss is (p_L - p_G). The statistic is Tango's score statistic, which
+estimates the nuisance parameter, the share of flips, under the null hypothesis. Its normal approximation is too lenient if few
+answers flip: at a margin of 0.02 it passes from 133 questions without a flip, although a candidate that loses exactly the
 margin shows no flip in 6.8 % of cases. So only the order of outcomes is taken from it, and the p value is exact: the largest
 probability, over the shares of flips that the data allow, of an outcome at least as extreme.
 
@@ -27,9 +27,9 @@ from assay.harness.stats.share import Interval, clopper_pearson
 
 # Error rate of the interval for the share of flips over which the p value is maximised; it is added to the p value.
 _BERGER_BOOS = 1e-6
-# Shares of flips that are tried; 512 changed none of five p values by more than 5e-5.
+# Shares of flips to try; 512 changed none of five p values by more than 5e-5.
 _GRID = 64
-# Exactness of the ends of an interval of the loss.
+# Precision of the ends of an interval of the loss.
 _ENDS = 1e-4
 
 _Floats = NDArray[np.float64]
@@ -37,14 +37,14 @@ _Floats = NDArray[np.float64]
 
 @lru_cache(maxsize=4096)
 def p_not_below(lost: int, gained: int, n: int, margin: float) -> float:
-    """Compute the exact p value of "the loss is at least `margin`": small where it is shown to be below.
+    """Compute the exact p value of "the loss is at least `margin`": small if the loss is shown to be below.
 
     Args:
         n: questions, fixed before any was asked.
         margin: a difference of two shares, strictly between -1 and 1.
 
     Raises:
-        ValueError: the counts are no counts of `n` questions, or the margin is out of range.
+        ValueError: the counts do not fit `n` questions, or the margin is out of range.
     """
     if not (lost >= 0 <= gained and lost + gained <= n and -1 < margin < 1):
         raise ValueError(f"{lost} lost and {gained} gained of {n}, with a margin of {margin}")
@@ -60,12 +60,12 @@ def p_not_below(lost: int, gained: int, n: int, margin: float) -> float:
 
 
 def p_not_above(lost: int, gained: int, n: int, margin: float) -> float:
-    """Compute the exact p value of "the loss is at most `margin`": small where it is shown to be above. See `p_not_below`."""
+    """Compute the exact p value of "the loss is at most `margin`": small if it is shown to be above. See `p_not_below`."""
     return p_not_below(gained, lost, n, -margin)
 
 
 def loss_interval(lost: int, gained: int, n: int, alpha: float) -> Interval:
-    """Compute the losses that no exact test rejects at level `alpha`; its level is ``1 - 2 alpha``. [-1, 1] without questions."""
+    """Compute the losses that no exact test rejects at level `alpha`; their level is ``1 - 2 alpha``. [-1, 1] without questions."""
     if not n:
         return Interval(-1.0, 1.0, 1 - 2 * alpha)
     loss = (lost - gained) / n
@@ -85,7 +85,7 @@ def _end(rejected: Callable[[float], bool], inside: float) -> float:
 
 
 def _score(lost: _Floats, gained: _Floats, n: int, margin: float) -> _Floats:
-    """Compute Tango's score statistic of "the loss is `margin`": negative where the observed loss is below it."""
+    """Compute Tango's score statistic of "the loss is `margin`": negative if the observed loss is below it."""
     b = -lost - gained + (2 * n - lost + gained) * margin
     c = -gained * margin * (1 - margin)
     q = (np.sqrt(np.maximum(b * b - 8 * n * c, 0)) - b) / (4 * n)  # the share of gains under the null hypothesis
@@ -97,7 +97,7 @@ def _score(lost: _Floats, gained: _Floats, n: int, margin: float) -> _Floats:
 
 
 def _most_lost(observed: float, flips: NDArray[np.int64], n: int, margin: float) -> NDArray[np.int64]:
-    """Find for each number of flips the largest number of losses at least as extreme as what was observed; -1 for none."""
+    """Find, for each number of flips, the largest number of losses at least as extreme as the observed one, or -1 if none is."""
     low, high = np.full(flips.shape, -1), flips.copy()
     while (open_ := low < high).any():
         middle = (low + high + 1) // 2
@@ -108,8 +108,8 @@ def _most_lost(observed: float, flips: NDArray[np.int64], n: int, margin: float)
 
 
 def _probability(most: NDArray[np.int64], n: int, margin: float, share: float) -> float:
-    """Compute the probability of at most `most[k]` losses among k flips, where each question flips with probability `share`."""
-    from scipy.special import bdtr, gammaln  # costs 0.2 s to import
+    """Compute the probability of at most `most[k]` losses among k flips if each question flips with probability `share`."""
+    from scipy.special import bdtr, gammaln  # takes 0.2 s to import
 
     spread = 10 * math.sqrt(n * share * (1 - share)) + 10
     k = np.arange(max(0, int(n * share - spread)), min(n, int(n * share + spread)) + 1)

@@ -1,9 +1,9 @@
-"""Bounds of single queries: how large an error another honest implementation makes in the worst of up to `_QUERIES` queries.
+"""Bounds of single queries: the largest error that another honest implementation makes in the worst of up to `_QUERIES` queries.
 
-A cell averages over its queries, so a few wholly wrong ones drown in a cell of thousands. The theory is that of cells
-(`assay.harness.stats.noise_bound`), for the error vector of one query, and its distribution is taken at a far smaller rate: the
-probability that the largest of n errors is above its bound is at most n times that of one of them (Bonferroni), so it does not
-matter which of the queries are looked at, or why.
+A cell averages over its queries, so a few wholly wrong ones drown in a cell of thousands. The theory is the same as for cells
+(`assay.harness.stats.noise_bound`), for the error vector of one query, but its distribution is used at a far smaller rate: the
+probability that the largest of n errors is above its bound is at most n times that of a single one (Bonferroni), so it does not
+matter which of the queries are examined, or why.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from assay.harness.stats.noise_bound import FALSE_FLAGS, MODEL_FACTOR, cell_boun
 
 # Queries x heads among which an honest kernel has one out of bounds in at most `FALSE_FLAGS` / 4 of all comparisons.
 _QUERIES = 10**9
-# `MODEL_FACTOR` of one query: what a block of another size, or its outlier, costs one query does not average out. Measured:
+# `MODEL_FACTOR` for one query: the cost of another block size, or of its outlier, does not average out in one query. Measured:
 # `benchmarks/honest_kernels.py`.
 _QUERY_FACTOR = 2.0
 QUERY_SHARE = 2.0
-"""An error of a query up to this multiple of what its cell may have per query is never out of bounds. It is the scale of a query
-whose values cancel, and spares simulating the others."""
-# What any implementation may pay: half an eps of the output's dtype, the most that its last rounding costs each number, and a few
-# eps of a float32 accumulator.
+"""An error of a query up to this multiple of its cell's bound per query is never out of bounds. It is the scale of a query whose
+values cancel, and avoids simulating the others."""
+# The least bound for any implementation: half an eps of the output's dtype, the most that its last rounding costs each number, and
+# a few eps of a float32 accumulator.
 _LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 6.0
-# Share of the estimated freedom of a query that is relied on: few members tell it to about a factor.
+# Share of a query's estimated freedom to rely on: few members determine it only to about a factor.
 _FREEDOM_SHARE = 0.5
 
 
 def query_bounds(off: Tensor, members: int | None = None) -> tuple[Tensor, Tensor]:
     """Compute the largest error that noise explains in each query, by head, and over all heads together.
 
-    An error is not divided by the size of its query: where values cancel, it is no smaller for that.
+    An error is not divided by the size of its query: cancelling values do not make it smaller.
 
     Args:
-        off: output - truth of honest implementations of one way, [members, rows, heads, head_dim]; finite.
-        members: members that have the noise of these; None for these alone.
+        off: output - truth of honest implementations of one kind, [members, rows, heads, head_dim]; finite.
+        members: number of members with this noise, or None for those given.
 
     Returns:
-        Bounds on the sum of |output - truth|, and the freedom that was relied on, each float64 [rows, heads + 1], on the CPU; the
-        last column is for all heads.
+        Bounds on the sum of |output - truth|, and the freedom they rely on, each float64 [rows, heads + 1], on the CPU; the last
+        column is for all heads.
 
     Raises:
-        ValueError: fewer than two members.
+        ValueError: there are fewer than two members.
     """
     products = torch.einsum("mrhd,nrhd->rhmn", off, off)
     freedom, shared = structure(torch.cat([products, products.sum(1, keepdim=True)], 1))
@@ -63,15 +63,15 @@ def with_rare_draws(
     bounds: Tensor, freedom: Tensor, own: Tensor, call: AttentionCall, family: NoiseFamily, rows: Tensor, right: Tensor,
     lse: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Add what a rare draw of stored Q and K costs, to the bounds of the queries whose error is above theirs.
+    """Add the cost of a rare draw of stored Q and K to the bounds of the queries whose error exceeds theirs.
 
     Args:
-        bounds: those of `query_bounds`, [rows, heads + 1], on the CPU. They are changed in place.
+        bounds: from `query_bounds`, [rows, heads + 1], on the CPU. They are changed in place.
         freedom: the freedom that they rely on, likewise.
         own: the errors, likewise.
         rows: packed query rows, int64 [rows], in increasing order.
-        right: the truth of these, float64 [rows, num_q_heads, head_dim_v].
-        lse: whether the truth is that of log-sum-exps, [rows, num_q_heads, 1].
+        right: their truth, float64 [rows, num_q_heads, head_dim_v].
+        lse: whether `right` has log-sum-exps, [rows, num_q_heads, 1].
     """
     above = own > bounds
     if bool(above.any()) and (family.q is not None or family.k is not None):
@@ -84,22 +84,22 @@ def with_rare_draws(
 
 
 def _rarest(freedom: float) -> float:
-    """Compute the root mean square, in standard deviations, of the rarest draw of `freedom` independent roundings: 7.2 of one."""
+    """Compute the root mean square, in standard deviations, of the rarest draw of `freedom` independent roundings: 7.2 for one."""
     return float(np.sqrt(f_quantile_above(FALSE_FLAGS / 4 / _QUERIES, freedom, 1e9)))
 
 
 def rare_excess_of_queries(
     call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor, rare: float, lse: bool = False
 ) -> Tensor:
-    """Compute what a draw of `rare` standard deviations of stored Q and K costs each query beyond that multiple of its usual error.
+    """Compute each query's cost of a draw of `rare` standard deviations of stored Q and K, beyond that multiple of its usual error.
 
     Args:
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
-        right: the truth of these, float64 [rows, num_q_heads, head_dim_v].
-        lse: whether the truth is that of log-sum-exps, [rows, num_q_heads, 1].
+        rows: packed query rows, int64 [rows], in increasing order, or None for all.
+        right: their truth, float64 [rows, num_q_heads, head_dim_v].
+        lse: whether `right` has log-sum-exps, [rows, num_q_heads, 1].
 
     Returns:
-        Sum over head_dim, float64 [rows, num_q_heads].
+        Sums over head_dim, float64 [rows, num_q_heads].
     """
     scores = replace(family, v=None, p=None)
     usual, stretched = (
@@ -115,7 +115,7 @@ def rare_excess_of_queries(
 def dropping_cost(call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor) -> Tensor:
     """Bound each query's cost of leaving out weights: sum of |output - truth| over head_dim, float64 [rows, num_q_heads].
 
-    Of the weights w_j with the sum e that are left out, output - truth is sum_j w_j (truth - v_j) / (1 - e).
+    If weights w_j with the sum e are left out, output - truth is sum_j w_j (truth - v_j) / (1 - e).
     """
     if not family.dropped:
         return right.new_zeros(right.shape[:2])
@@ -139,7 +139,7 @@ def with_all_heads(by_head: Tensor) -> Tensor:
 
 
 def structure(products: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute Satterthwaite's freedom of what differs between members, and the share of their mean square in common.
+    """Compute Satterthwaite's freedom of the differences between members, and the share of their mean square in common.
 
     Args:
         products: inner products of the members' error vectors, [..., members, members].

@@ -1,13 +1,13 @@
-"""Log ratios of times that were measured side by side -> an interval, and a decision against a bound.
+"""Log ratios of times measured side by side -> an interval, and a decision against a bound.
 
 The estimate is Hodges and Lehmann's, with the interval of Wilcoxon's signed-rank test. It assumes that a log ratio is as likely to
 lie above the truth by some amount as below it; the random order of the blocks of a pair makes this so. It was chosen by
 measurement. In 1,000 simulated runs of 4, 7 and 15 rounds, on a drifting clock, with normal, t(3), skewed and stalling noise, at
-a nominal 0.95, it covered in 0.937 to 0.970, with a width of 4.6 % where a tenth of 60 blocks stalls. Student's t on the mean log
+a nominal 0.95, it covered in 0.937 to 0.970, with a width of 4.6 % if a tenth of 60 blocks stalls. Student's t on the mean log
 ratio covered in 0.939 to 0.986, with a width of 20.2 % there; the percentile bootstrap in 0.862 to 0.935; BCa in 0.775 to 0.928.
 
-The test also assumes that the ratios are independent. On a busy machine they are not: it slows one server down for seconds at a
-time. (Of ten measurements of two equal servers on a GPU, 20 s each, five intervals missed 1.) The statistic's variance is therefore
+The test also assumes that the ratios are independent. On a busy machine they are not: one server is slowed down for seconds at a
+time. (In ten measurements of two equal servers on a GPU, 20 s each, five intervals missed 1.) The statistic's variance is therefore
 multiplied by the dependence that the ratios show; see `dependence`. Coverage in 400 simulated runs each of 6 to 120 rounds
 (``benchmarks/intervals.py``), with this factor and without:
 
@@ -16,8 +16,8 @@ multiplied by the dependence that the ratios show; see `dependence`. Coverage in
     an autoregression of 0.8 from round to round            0.76 to 0.97    0.40 to 0.49
 
 For independent ratios, the intervals are a tenth wider at 30 rounds. Of two servers that are equal over time, one was called
-slower, by a bound of 1, in at most 0.05 of these runs (up to 0.24 without the factor), save at an autoregression of 0.95; for a
-bench of several loads see `_dependence_of_run`. No interval can account for a disturbance that lasts as long as the measurement.
+slower, by a bound of 1, in at most 0.05 of these runs (up to 0.24 without the factor), except at an autoregression of 0.95; for a
+bench of several loads see `_dependence_of_run`. No interval can account for a disturbance as long as the measurement.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ MIN_RATIOS = 6
 """Fewer ratios give no verdict: an interval of level 0.95 would then be unbounded."""
 # A round is warm once neither role's blocks take more than this multiple of their later time.
 _WARM_FACTOR = 1.10
-# Autocorrelations of one series are computed up to a third of its length: at larger lags they are means of too few products.
+# Autocorrelations of one series are computed up to a third of its length: larger lags average too few products.
 # Those of several series together reach to half of it.
 _MAX_LAG_FRACTION = 3
 # Most iterations of a dependence, and the change at which they end: it is known to a tenth at best.
 _ITERATIONS, _CONVERGED = 100, 1e-3
-# Error rate of the interval from which the standard error of a p value is taken.
+# Error rate of the interval that gives the standard error of a p value.
 _P_ALPHA = 0.05
-# Assignments of blocks to roles that are drawn for the p value of a ratio of means.
+# Random assignments of blocks to roles for the p value of a ratio of means.
 _DRAWS = 9999
-# Up to this many ratios the null distribution is exact, above it is normal, as in scipy.stats.wilcoxon.
+# Up to this many ratios the null distribution is exact; above, it is normal, as in scipy.stats.wilcoxon.
 _EXACT_MAX_N = 50
 
 
@@ -59,8 +59,8 @@ class _Ratio:
     """A ratio of times; above 1 is slower.
 
     Attributes:
-        value: Hodges and Lehmann's estimate, the median of the mean log ratios of all pairs; nan if there is none.
-        interval: two-sided; from 0 to infinity where too few ratios were measured for its level.
+        value: Hodges and Lehmann's estimate, the median of the mean log ratios of all pairs, or nan without ratios.
+        interval: two-sided; from 0 to infinity if too few ratios were measured for its level.
         effective: effective sample size: the number of independent ratios that they are worth, at most `n`.
     """
 
@@ -78,7 +78,7 @@ def ratio_of(logs: Sequence[float], alpha: float, least: float = 1.0) -> _Ratio:
     never wider than the range of the ratios.
 
     Args:
-        least: dependence that is assumed where the ratios show less.
+        least: dependence to assume if the ratios show less.
 
     Source: Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3rd ed., sections 3.2 and 3.3.
     """
@@ -91,7 +91,7 @@ def ratio_of(logs: Sequence[float], alpha: float, least: float = 1.0) -> _Ratio:
     factor = max(dependence(values - middle), least)
     beyond = _beyond(n, alpha / 2)
     if beyond > 0 and factor > 1:
-        from scipy.special import stdtrit  # costs 0.2 s to import, and only timings need it
+        from scipy.special import stdtrit  # takes 0.2 s to import, and only timings need it
 
         mean, spread = _moments(n)
         quantile = float(stdtrit(_freedom(n / factor), alpha / 2))
@@ -121,7 +121,7 @@ def dependence(*residuals: NDArray[np.float64]) -> float:
     Sources: Geyer, Practical Markov chain Monte Carlo, Statistical Science 7, 473-483 (1992), initial monotone sequence; Percival,
     Three curious properties of the sample variance and autocovariance, The American Statistician 47, 274-276 (1993).
     """
-    from scipy.stats import rankdata  # costs 0.6 s to import, and only timings need it
+    from scipy.stats import rankdata  # takes 0.6 s to import, and only timings need it
 
     scores = [np.sign(series) * rankdata(np.abs(series)) for series in residuals]
     scores = [series - series.mean() for series in scores]
@@ -155,7 +155,7 @@ def _moments(n: int) -> tuple[float, float]:
 def _beyond(n: int, tail: float) -> int:
     """Count the ordered means of pairs outside each end of the interval: the largest k with P(signed-rank sum <= k) <= tail.
 
-    -1 if there is none.
+    Return -1 if no k satisfies this.
     """
     if n > _EXACT_MAX_N:
         mean, spread = _moments(n)
@@ -170,14 +170,14 @@ def _beyond(n: int, tail: float) -> int:
 
 
 def _p_at_most(logs: Sequence[float], bound: float, least: float = 1.0) -> float:
-    """Compute the one-sided p value of "the ratio is at most ``bound``": small where the ratio is clearly above it.
+    """Compute the one-sided p value of "the ratio is at most ``bound``": small if the ratio is clearly above it.
 
-    The larger of two p values: Wilcoxon's signed-rank test, which assumes no distribution but ignores dependence; and, where
-    there is dependence, Student's t of the distance in standard errors, taken from the width of the interval, which accounts for
-    it. So autocorrelated ratios prove less near the bound, and as much as they can far beyond it.
+    The larger of two p values: Wilcoxon's signed-rank test, which assumes no distribution but ignores dependence; and, if there is
+    dependence, Student's t of the distance in standard errors, taken from the width of the interval, which accounts for it. So
+    autocorrelated ratios prove less near the bound, but no less far beyond it.
     """
     from scipy.special import stdtr, stdtrit
-    from scipy.stats import wilcoxon  # costs 0.6 s to import, and only timings need it
+    from scipy.stats import wilcoxon  # takes 0.6 s to import, and only timings need it
 
     above = np.asarray(logs, dtype=float) - math.log(bound)
     if not above.any():
@@ -198,16 +198,16 @@ def _freedom(effective: float) -> float:
 
 
 def _mean_ratio(rounds: Sequence[Sequence[float]], bound: float) -> tuple[float, float]:
-    """Compute a ratio of means, which slow requests of any rarity raise, and the one-sided p value of "it is at most the bound".
+    """Compute a ratio of means, which slow requests raise however rare they are, and the p value of "it is at most the bound".
 
-    The four blocks of a round were played in random order, so that each of the six assignments to two roles was as likely: divided
+    The four blocks of a round were played in random order, so each of the six assignments to two roles was equally likely. Divided
     by the bound, the candidate's sum is compared with the sums under other assignments, whatever the distribution of the times.
 
     Sources: Edgington and Onghena, Randomization Tests, 4th ed., chapter 3; Phipson and Smyth, Permutation p-values should never be
-    zero, Statistical Applications in Genetics and Molecular Biology 9 (2010), for the assignment that was played among the drawn.
+    zero, Statistical Applications in Genetics and Molecular Biology 9 (2010), for counting the played assignment too.
 
     Args:
-        rounds: for each round, the times of two blocks of the reference and of two of the candidate.
+        rounds: for each round, the times of two blocks of the reference and two of the candidate.
     """
     if not rounds:
         return math.nan, 1.0
@@ -226,9 +226,9 @@ def _mean_ratio(rounds: Sequence[Sequence[float]], bound: float) -> tuple[float,
 _RatioReason = Literal[
     "too few", "below", "above", "too noisy", "not significant", "not clear", "mean above", "mean not clear"
 ]
-"""Why a ratio has its verdict: too few were measured, or where its interval lies by the bound. Above it, it may be too noisy to
-call, by the reference against itself, or not significant among all ratios of the run. Below it, the mean of all requests may lie
-above the bound, significantly or not: some requests are then slow by far."""
+"""The reason for a ratio's verdict: too few were measured, or where its interval lies about the bound. Above it, the ratio may
+be too noisy to call, by the reference against itself, or not significant among all ratios of the run. Below it, the mean of all
+requests may lie above the bound, significantly or not, because some requests are far slower."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class RatioDecision:
     Attributes:
         ratio: candidate over reference.
         floor: reference over reference.
-        mean: ratio of the means over all requests; nan if there is none.
+        mean: ratio of the means over all requests, or nan without means.
         p: p value of "at most the bound", corrected for the number of ratios of the run (Holm): of the mean, if that decided.
     """
 
@@ -263,7 +263,7 @@ def decide_ratios(
       ``alpha`` after Holm's correction for the number of ratios (one of many is always the largest). So a machine too busy to time
       anything raises no false alarm.
     - *pass*: the entire interval is below the bound, and so is the ratio of means. A run passes only if all its ratios do, which
-      needs no correction. If the ratio of means is above the bound, the ratio is a *regression* where its p value is below
+      needs no correction. If the ratio of means is above the bound, the ratio is a *regression* if its p value is below
       ``alpha`` after the same correction, otherwise *inconclusive*.
     - *inconclusive*: neither, or fewer than `MIN_RATIOS` were measured, of the ratio or of the reference against itself.
 
@@ -271,7 +271,7 @@ def decide_ratios(
         measured: for each ratio, the log ratios of candidate over reference and of reference over reference.
         bound: largest ratio that passes; at least 1.
         alpha: error rate of each interval, and of a false regression anywhere in the run.
-        means: for each ratio, what `_mean_ratio` takes; empty to leave means out.
+        means: the argument of `_mean_ratio` for each ratio, or empty to leave means out.
 
     Raises:
         ValueError: the bound is below 1, so that the reference itself would fail.
@@ -290,12 +290,12 @@ def decide_ratios(
 
 
 def _dependence_of_run(measured: Iterable[Sequence[float]]) -> float:
-    """Return the dependence that is assumed of each ratio of a run: that of all its ratios together.
+    """Return the dependence to assume for each ratio of a run: that of all its ratios together.
 
-    A few ratios show their own dependence poorly, and the largest of many is then one whose error was taken for too small. With 8
+    A few ratios show their own dependence poorly, and the largest of many is then one whose error was underestimated. With 8
     loads, each an autoregression of 0.95, equal servers raise an alarm by a bound of 1 in 0.25, 0.14, 0.08 and 0 of the benches of
     6, 8, 12 and 30 rounds (0.31, 0.22, 0.28 and 0.15 by the upper quartile of the ratios' own dependences;
-    ``benchmarks/intervals.py``). It costs power where times wander: 1.3 is shown to be above 1.1 in 0.66 at an autoregression of
+    ``benchmarks/intervals.py``). It costs power if times wander: 1.3 is shown to be above 1.1 in 0.66 at an autoregression of
     0.8 and 30 rounds (1.0 before).
     """
     arrays = [np.asarray(logs, dtype=float) for logs in measured if len(logs) >= MIN_RATIOS]
@@ -329,7 +329,7 @@ def _decide(
 def _extent(floor: _Ratio) -> float:
     """Return how far from 1 a true ratio of 1 may be measured, by its interval, as a factor of at least 1.
 
-    A busy machine slows one server's processes down for seconds at a time: its blocks agree with each other, and no interval shows
+    A busy machine slows one server's processes for seconds at a time: its blocks agree with each other, and no interval shows
     it. Without this condition, 2 of 20 measurements of 5 s on two busy cores called one of two equal servers a regression.
     """
     low, high = floor.interval.low, floor.interval.high
@@ -344,7 +344,7 @@ def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:
     `_WARM_FACTOR`; at most half of the rounds are. Both roles lose the same rounds, so no ratio is selected by its value.
 
     Args:
-        series: for each role, for each load, seconds by round; all of one length.
+        series: for each role, for each load, seconds by round; all of the same length.
     """
     rounds = min((len(times) for role in series for times in role), default=0)
     levels = np.ones(rounds)

@@ -1,6 +1,6 @@
-"""Shares of independent items that have a property: intervals, and tests.
+"""Shares of independent items that have a property: intervals and tests.
 
-`scipy.special` is imported where it is needed, since it takes 0.2 s (`scipy.stats` 0.6 s) and no kernel needs it to be checked.
+`scipy.special` is imported where it is needed, since it takes 0.2 s (`scipy.stats` 0.6 s) and no check of a kernel needs it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval of a confidence ``level`` (0.95, for example)."""
+    """A confidence interval with its confidence ``level``, such as 0.95."""
 
     low: float
     high: float
@@ -44,17 +44,17 @@ def _check(count: float, n: float) -> None:
 
 
 def p_not_above(count: int, n: int, chance: float) -> float:
-    """Compute the exact p value of "the share is at most ``chance``": small where it is clearly above. 1 where ``n == 0``."""
+    """Compute the exact p value of "the share is at most ``chance``": small if it is clearly above; 1 if ``n == 0``."""
     from scipy.special import bdtrc
 
     return float(bdtrc(count - 1, n, chance)) if n and count else 1.0
 
 
 def mcnemar(lost: int, gained: int) -> float:
-    """Run McNemar's exact test of equal accuracies, two-sided: two roles answered the same questions, and only flips tell.
+    """Run McNemar's exact test of equal accuracies, two-sided: two roles answered the same questions, and only flips count.
 
     Returns:
-        The p value; 1 where no answer flipped.
+        The p value, which is 1 if no answer flipped.
     """
     from scipy.special import bdtr
 
@@ -77,7 +77,7 @@ def root(f: Callable[[float], float], low: float, high: float) -> float:
     """Find the root of a function that changes its sign between `low` and `high`, by bisection to 1e-13.
 
     Raises:
-        ValueError: its signs there are the same.
+        ValueError: its signs there are equal.
     """
     # Not scipy.optimize.brentq, which takes 0.3 s to import.
     if f(high) == 0:

@@ -4,14 +4,23 @@ for (const box of document.querySelectorAll(".flips")) {
   const flips = [...box.querySelectorAll(".flip")];
   const selects = [...filter.querySelectorAll("select")];
   const button = filter.querySelector("button");
+  const search = filter.querySelector("input");
+  const plain = (text) => text.toLowerCase().split(/\s+/).filter(Boolean).join(" ");
+  // What a person reads in an entry, without the headings that all of them share.
+  const textOf = (flip) => plain([...flip.querySelectorAll(".item, .letters b, .where, pre")].map((part) => part.textContent).join(" "));
+  let texts;
   const update = () => {
-    for (const flip of flips) {
-      flip.hidden = selects.some((select) => select.value && select.value !== flip.dataset[select.dataset.by]);
-    }
+    const words = plain(search.value);
+    if (words) texts ??= flips.map(textOf);
+    flips.forEach((flip, i) => {
+      const other = selects.some((select) => select.value && select.value !== flip.dataset[select.dataset.by]);
+      flip.hidden = other || (words && !texts[i].includes(words));
+    });
     const shown = flips.filter((flip) => !flip.hidden).length;
     filter.querySelector("output").textContent = `${shown} of ${flips.length}`;
   };
   for (const select of selects) select.addEventListener("change", update);
+  search.addEventListener("input", update);
   let open = false;
   button.addEventListener("click", () => {
     open = !open;

@@ -1,11 +1,11 @@
-"""The words of answers: the loss of accuracy, and whether every question was asked and answered as planned."""
+"""Sentences about answers: the loss of accuracy, and whether every question was asked and answered as planned."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from assay.harness.evidence.run_file import RUN_AGAIN
-from assay.harness.text import three_digits
+from assay.harness.text import counted, points, three_digits
 from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
@@ -14,7 +14,7 @@ def _percent(share: float, digits: int = 1) -> str:
 
 
 def _points(share: float) -> str:
-    return three_digits(100 * share)
+    return points(100 * share)
 
 
 @says
@@ -25,7 +25,7 @@ def _answers_unparsed(
         f"{_percent(share)} of {side}'s" for side, share in zip((reference, candidate), unparsed, strict=True)
     )
     return (
-        f"{shares} answers to {questions:,} questions are unparsed, where {_percent(most, 0)} is the most that allows a verdict. "
+        f"{shares} answers to {counted(questions, 'question')} are unparsed, but a verdict allows at most {_percent(most, 0)}. "
         "To resolve: raise the token limit, or use questions that the model answers in the required form."
     )
 
@@ -37,33 +37,33 @@ def _no_headroom(
     guessing = "guessing" if chance < 1 else "always the same answer"
     return (
         f"{reference[0].upper()}{reference[1:]} scores {accuracy:.3f}, {_percent(least)} or more: not shown to beat {guessing} "
-        f"({_percent(chance, 0)}) by {margins:g} margins of {_points(margin)} points, so a broken "
+        f"({_percent(chance, 0)}) by {margins:g} margins of {_points(margin)}, so a broken "
         f"{candidate.removeprefix('the ')} could look no worse."
     )
 
 
 def _measured(loss: float, low: float, high: float, level: float, lost: int, gained: int, questions: int) -> str:
     """Say a loss of accuracy in points, with its interval."""
-    if _points(loss) == "0":
+    if three_digits(100 * loss) == "0":
         change = "No loss" if loss <= 0 else f"A loss of {100 * loss:.2g} points"
     else:
-        change = f"A loss of {_points(loss)} points" if loss > 0 else f"A gain of {_points(-loss)} points"
+        change = f"A loss of {_points(loss)}" if loss > 0 else f"A gain of {_points(-loss)}"
     of = "" if loss > 0 else "loss of "
     return (
-        f"{change} ({of}{_points(low)} to {_points(high)} points with {_percent(level, 0)} confidence; {lost:,} lost and "
-        f"{gained:,} gained of {questions:,} questions)"
+        f"{change} ({of}{three_digits(100 * low)} to {_points(high)} with {_percent(level, 0)} confidence; {lost:,} lost and "
+        f"{gained:,} gained of {counted(questions, 'question')})"
     )
 
 
 @says
 def _accuracy_lost(margin: float, test: str, p: float, **measured: Any) -> str:
-    return f"{_measured(**measured)}: above the margin of {_points(margin)} points ({test} p = {p:.2g})."
+    return f"{_measured(**measured)}: above the margin of {_points(margin)} ({test} p = {p:.2g})."
 
 
 @says
 def _accuracy_kept(margin: float, test: str, p: float, p_mcnemar: float | None, **measured: Any) -> str:
     but = "" if p_mcnemar is None else f"; within it, the loss is significant (exact McNemar p = {p_mcnemar:.2g})"
-    return f"{_measured(**measured)}: non-inferior, below the margin of {_points(margin)} points ({test} p = {p:.2g}){but}."
+    return f"{_measured(**measured)}: non-inferior, below the margin of {_points(margin)} ({test} p = {p:.2g}){but}."
 
 
 @says
@@ -74,7 +74,7 @@ def _accuracy_undecided(
         "" if p_mcnemar is None else f" A loss is shown (exact McNemar p = {p_mcnemar:.2g}), but not how large it is."
     )
     return (
-        f"{_measured(**measured)}: shown neither to be below the margin of {_points(margin)} points ({test} p = {p:.2g}) nor "
+        f"{_measured(**measured)}: shown neither to be below the margin of {_points(margin)} ({test} p = {p:.2g}) nor "
         f"above it (p = {p_regression:.2g}). To resolve: more questions.{known}"
     )
 
@@ -112,11 +112,11 @@ SENTENCES: Templates = {
         "{answered} of {asked}; answers to another prompt: {mismatched}, the first to {first}",
         "run again with a new --out: these answers do not belong to this run's questions",
     ),
-    "candidate-unparsed": "{unparsed} of the candidate's {answers} answers could not be parsed",
+    "candidate-unparsed": "{unparsed} of the candidate's {answers:counted answer} could not be parsed",
     "no-telling-condition": "No condition separates right from wrong answers.",
     "loss-of-accuracy": Measured(
         "loss of accuracy",
-        "{metric.value:digits} points",
+        "{metric.value:points}",
         f"Over the first {{questions:,}} questions: reference minus candidate, {BY_BETTING}",
     ),
     "flip-floor": Measured(
@@ -129,9 +129,9 @@ SENTENCES: Templates = {
         "{metric.value:,.0f} of at most {most:,}",
         "The test looks after each question, in random order, and asking stops when it has decided",
     ),
-    "questions-lost": "{count} questions lost; the first: {first:commas}",
+    "questions-lost": "{count:counted question} lost; the first: {first:commas}",
     "questions-planned": Found(
-        "at most {most:,} questions in the random order of seed {seed}, margin {margin:g}, alpha {alpha:g}"
+        "at most {most:counted question} in the random order of seed {seed}, margin {margin:g}, alpha {alpha:g}"
         "{stopped:if ; stopped after {pairs:,}: {stopped}|}"
     ),
     "questions-not-planned": Cases(

@@ -1,4 +1,4 @@
-"""The words of a layer bisection: why it ended as it did, and the layers that must run the reference."""
+"""Sentences about bisections of layers and of sides: why they ended as they did, and what they name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,48 @@ from assay.harness.text import ranges
 from assay.reports.wording.say import Templates, says
 
 RIGHT = {"answers": "answers right", "text": "texts identical to the reference's"}
-"""What is right of a prompt, by the criterion."""
+"""The criterion that a prompt must meet."""
+
+
+MEASURED = {
+    "fingerprint": "serves the same", "logits": "log-probabilities", "texts": "greedy texts", "answers": "answers to questions",
+}  # fmt: skip
+"""What a probe of two sides was judged by."""
+_VALUES = {
+    "logits": "the mean KL of the log-probabilities is {value:.2g} nats, and {limit:.2g} is allowed",
+    "texts": "{value:.0%} of the greedy texts differ by more than noise, and {limit:.0%} may",
+    "answers": "{value:.1%} of the answers are lost, and {limit:.1%} may be",
+}
+
+
+@says
+def _broken_by_differences(by: str, value: float | None, limit: float | None, differences: int) -> str:
+    with_ = "with this difference" if differences == 1 else f"with these {differences} differences"
+    if value is None or limit is None:
+        return f"{with_}, {MEASURED[by]} show a loss"
+    return f"{with_}, {_VALUES[by].format(value=value, limit=limit)}"
+
+
+@says
+def _differences_break_candidate(together: bool, kinds: list[str]) -> str:
+    who = (
+        "these differences break the candidate only together"
+        if together
+        else "this difference breaks the candidate alone"
+    )
+    return f"{who}; without {'any of them' if together else 'it'}, the same probes show no loss"
+
+
+@says
+def _differences_named(sets: int, differences: int) -> str:
+    which = "One set" if sets == 1 else f"{sets} sets"
+    return f"{which} of the {differences} differences {'breaks' if sets == 1 else 'break'} the candidate; the others break nothing."
+
+
+@says
+def _part_of_differences(differences: list[str], outcome: str, problem: str) -> str:
+    words = {"good": "no loss", "bad": "a loss", "skip": f"cannot be served ({problem})"}
+    return f"{', '.join(differences)} alone: {words[outcome]}"
 
 
 @says
@@ -36,6 +77,10 @@ def _right_with_candidate(
 
 
 SENTENCES: Templates = {
+    "candidate-not-broken": "With all {differences} differences, the probes show no loss.",
+    "candidate-undecided": "The side with all differences cannot be served, or not probed: see its log in the folder.",
+    "outcomes-contradict": "Repeated probes of the same sets contradict each other, so no set can be named.",
+    "reference-differs-from-itself": "A second server of the reference itself does not come out good, so nothing can be concluded.",
     "no-outcome-leads": "With the candidate in layers {layers:ranges} the task was right {right} times and wrong "
     "{wrong} times: neither leads clearly.",
     "prompts-too-noisy": "The task fails even with no layer substituted, so these prompts are too noisy to "

@@ -1,4 +1,4 @@
-"""The words of a comparison of two results, two files of tensors or two traces, and of files that were read."""
+"""Sentences about a comparison of two results, two files of tensors or two traces, and about files that were read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparis
 from assay.harness.ingest.result import UNKNOWN, IngestResult
 from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, listed, one_line, three_digits
+from assay.harness.text import counted, few, in_units, listed, one_line, points, three_digits
 from assay.reports.wording.say import Found, Templates, say, says
 from assay.reports.wording.verdict import unmet_sentence
 
@@ -17,7 +17,7 @@ _WORDS = {"pass": "B is as good as A", "regression": "B is worse than A"}
 COVERS: dict[ComparedKind, str] = {
     "answers": (
         "A pass covers the scores that these files state, on the documents that were paired. It does not show which kernel "
-        "computed the answers, that both servers differed in nothing else, or that long, cached or batched requests occurred: "
+        "computed the answers, that the servers differed in nothing else, or that long, cached or batched requests occurred: "
         "assay run does."
     ),
     "runs": (
@@ -25,11 +25,11 @@ COVERS: dict[ComparedKind, str] = {
         "run's own report lists which kernels ran."
     ),
 }
-"""What a verdict covers, and what it does not, by the kind of the comparison; tensors and traces say it by their headline."""
+"""What a verdict covers and what it does not, by kind of comparison; for tensors and traces, the headline says it."""
 
 
 def comparison_words(result: Comparison) -> tuple[str, list[str]]:
-    """Say the verdict on a comparison in one sentence, and why, most important first."""
+    """Say the verdict on a comparison in one sentence, and the reasons, most important first."""
     why, unmet, own = list(map(say, result.why)), [], []
     for check in result.checks:
         if check.requirement == "own-verdict":
@@ -37,7 +37,7 @@ def comparison_words(result: Comparison) -> tuple[str, list[str]]:
         elif check.status in ("failed", "missing"):
             unmet.append(unmet_sentence(check))
     overall = result.answers.overall if result.answers else None
-    # Where the scores alone would pass, what is not met decides.
+    # If the scores alone would pass, an unmet requirement decides.
     would_pass = overall is not None and overall.verdict == "pass" and result.why == overall.why
     reasons = [*own, *unmet, *why] if would_pass else [*own, *why, *unmet]
     if own or result.kind in ("tensors", "trace"):
@@ -45,21 +45,21 @@ def comparison_words(result: Comparison) -> tuple[str, list[str]]:
     if result.verdict == "pass" and overall is not None and (worse := _within_margin(overall)):
         return worse, reasons
     cause = [say(result.cause)] if result.cause else []
-    # What makes it another question leads, and the difference follows.
+    # The change that makes it another question leads, and the difference follows.
     leading = reasons[: 2 if result.why and result.why[0].id == "not-same-question" else 1]
     return f"{_WORDS.get(result.verdict, 'No verdict')}: {' '.join([*cause, *leading])}", reasons
 
 
 def _within_margin(overall: ComparedTask) -> str:
-    """Say a loss that is shown and lies within the margin; empty if none is shown."""
+    """Say a loss that is shown and lies within the margin, or return an empty string without one."""
     if overall.test == "bootstrap" and overall.low > 0:
         return f"B is worse: {say(*overall.why)}"
     kept = next((why.values for why in overall.why if why.id == "accuracy-kept"), None)
     if kept is None or kept["low"] <= 0:
         return ""
-    loss, low, high = (three_digits(100 * kept[name]) for name in ("loss", "low", "high"))
+    loss, (low, high) = points(100 * kept["loss"]), (three_digits(100 * kept[name]) for name in ("low", "high"))
     return (
-        f"B is worse by {loss} points ({low} to {high}), within the margin of {100 * kept['margin']:g}: {kept['lost']:,} lost and "
+        f"B is worse by {loss} ({low} to {high}), within the margin of {100 * kept['margin']:g}: {kept['lost']:,} lost and "
         f"{kept['gained']:,} gained of {kept['questions']:,}."
     )
 
@@ -83,7 +83,7 @@ def ingest_headline(result: IngestResult) -> str:
 
 SENTENCES: Templates = {
     "prompts-not-recorded": Found(
-        "{pairs:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
+        "{pairs:counted pair} without a recorded prompt: the documents are the same, and so presumably are the prompts"
     ),
     "kernels-not-recorded": Found(
         "these files do not record which kernels ran", "assay run --reference … --candidate …"
@@ -93,19 +93,19 @@ SENTENCES: Templates = {
     ),
     "bytes-compared": Found(
         "{same:if both hold the same bytes|they differ}",
-        "name the candidate's result; where two results may be equal, the folders of their tools, which have the date",
+        "name the candidate's result; if two results may be equal, name the folders of their tools, which have the date",
     ),
     "report-without-answers": Found("a report.json has none", "name the folders of both runs"),
     "own-verdict": Found("B's own verdict is {verdict}{of:if : |}{of:commas}", "see the report of B"),
     "of-task": "{task}: {why:said}",
     "new-cause": "{candidate} {does}.",
     "no-tensor-compared": "Nothing could be compared{why:if : |}{why:said}.",
-    "file-not-read": "not read, and {side:if in {side} alone|not the same}: {file}",
+    "file-not-read": "not read, and {side:if only in {side}|not the same}: {file}",
     "tensor-in-one": "only in {side}: {tensor}",
     "shapes-differ": "shapes differ, {a} and {b}: {tensor}",
-    "dtypes-differ": "dtypes differ, {a} and {b}, so that bits cannot be equal: {tensor}",
+    "dtypes-differ": "dtypes differ, {a} and {b}, so bits cannot be equal: {tensor}",
     "tensors-not-read": "not read: {said}",
-    "trace-without-steps": "The traces cannot be compared: {path} has no request with a step in it.",
+    "trace-without-steps": "The traces cannot be compared: {path} has no request that contains a step.",
     "traces-equal": (
         "Both traces take the same steps: {requests:counted request}, {segments:counted segment}, {steps:counted step}."
     ),
@@ -115,12 +115,12 @@ _SAME = "run the same tasks with the same settings on both"
 _UNPAIRED = {
     "other-prompt": "asked with another prompt",
     "other-target": "with another expected answer",
-    "only-in-a": "in A alone",
-    "only-in-b": "in B alone",
+    "only-in-a": "only in A",
+    "only-in-b": "only in B",
     "repeated": "more often in one than in the other",
     "not-scored": "without a score in A or in B",
-    "skipped-in-a": "asked for, and without an answer in A",
-    "skipped-in-b": "asked for, and without an answer in B",
+    "skipped-in-a": "requested, but without an answer in A",
+    "skipped-in-b": "requested, but without an answer in B",
     "no-samples": "in scores without samples",
     "off-scale": "of a score that is not from 0 to 1 or to 100",
     "beyond-stop": "asked after the other run had stopped",
@@ -129,7 +129,7 @@ _UNPAIRED = {
 
 @says
 def _tasks_in_one(only: list[tuple[str, str]]) -> Found:
-    return Found("; ".join(f"{task} is in {side} alone" for task, side in only) or "the same tasks", _SAME)
+    return Found("; ".join(f"{task} is only in {side}" for task, side in only) or "the same tasks", _SAME)
 
 
 _IDENTIFYING = {
@@ -175,7 +175,7 @@ def _questions_differ(differs: list[tuple[str, list[Statement]]]) -> Found:
 @says
 def _settings_not_recorded(sides: list[str]) -> Found:
     said = f"{sides[0]} does not record all of them" if len(sides) == 1 else "neither records them"
-    return Found(said, "lm-eval's results file beside the samples, or a whole log")
+    return Found(said, "lm-eval's results file next to the samples, or a whole log")
 
 
 @says
@@ -183,14 +183,14 @@ def _doubts(doubts: list[tuple[str, str, str]]) -> Found:
     told = (f"{side} ({where}): {diagnosis.rstrip('.')}" for side, where, diagnosis in doubts)
     return Found(
         "; ".join(told) or "nothing",
-        "run all of it on one server, to the end, without a cache, and leave its scores as they are",
+        "run all of it on one server, to the end, without a cache, and leave its scores unchanged",
     )
 
 
 _EITHER_WAY = " These results do not record which way is better."
 _OUTCOMES = {
-    "changed": "it changed by more than the margin of {} points", "within": "within the margin of {} points either way",
-    "undecided": "not shown to be within the margin of {} points either way",
+    "changed": "it changed by more than the margin of {}", "within": "within the margin of {} either way",
+    "undecided": "not shown to be within the margin of {} either way",
 }  # fmt: skip
 
 
@@ -198,13 +198,13 @@ _OUTCOMES = {
 def _score_either_way(outcome: str, a: float, b: float, low: float, high: float, level: float, margin: float) -> str:
     return (
         f"The score is {a:.4f} in A and {b:.4f} in B ({-100 * high:+.1f} to {-100 * low:+.1f} points with {100 * level:g} % "
-        f"confidence), {_OUTCOMES[outcome].format(f'{100 * margin:g}')}.{_EITHER_WAY}"
+        f"confidence), {_OUTCOMES[outcome].format(in_units(f'{100 * margin:g}', 'point'))}.{_EITHER_WAY}"
     )
 
 
 _PERPLEXITIES = {
     "worse": "above the margin of {} %", "within": "within the margin of {} % either way",
-    "changed": "lower by more than the margin of {} %, which no honest repetition is",
+    "changed": "lower by more than the margin of {} %, which an honest repetition never is",
     "undecided": "not shown to be within the margin of {} % either way",
 }  # fmt: skip
 
@@ -257,7 +257,7 @@ def _were(count: int, what: str) -> str:
 @says
 def _documents_paired(pairs: int, gaps: list[tuple[int, str, str, list[str]]]) -> Found:
     if not gaps:
-        return Found(f"{pairs:,} pairs")
+        return Found(counted(pairs, "pair"))
     if beyond := [task for _, why, task, _ in gaps if why == "off-scale"]:
         said = f"{listed(beyond)} has a score that is not from 0 to 1 or to 100, compared unpaired"
         return Found(said, "name another score with --metric")
@@ -278,14 +278,14 @@ def _records_unread(unread: int) -> Found:
 
 
 def cell_text(head: int | None, token: int | None, batch: int | None, index: Sequence[int] = ()) -> str:
-    """Describe a cell, such as ", head 3, token 17" or ", at [0, 3, 17]"; empty parts are left out."""
+    """Describe a cell, such as ", head 3, token 17" or ", at [0, 3, 17]", without its empty parts."""
     named = (("sequence", batch), ("head", head), ("token", token), ("at", [*index] if index else None))
     return "".join(f", {what} {number}" for what, number in named if number is not None)
 
 
 def layer_text(layer: int | None) -> str:
     """Name a layer of a model."""
-    return "outside of the layers" if layer is None else f"layer {layer}"
+    return "outside the layers" if layer is None else f"layer {layer}"
 
 
 @says
@@ -299,7 +299,7 @@ def _tensors_differ(
     differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, **cell: Any
 ) -> str:
     place = f"{layer_text(layer)}, {boundary} ({name}){f', pass {step}' if step else ''}{cell_text(**cell)}"
-    return f"{differing} of {compared} tensors differ; the first is {place}."
+    return f"{differing} of {counted(compared, 'tensor')} {'differs' if differing == 1 else 'differ'}; the first is {place}."
 
 
 _DIMENSIONS = {"b": "batch", "t": "token", "h": "head"}
@@ -308,11 +308,11 @@ _DIMENSIONS = {"b": "batch", "t": "token", "h": "head"}
 @says
 def _layout(shape: list[int], axes: str, either: list[str]) -> str:
     if len(shape) > 4:
-        return f"The dimensions of {shape} are not known: a place is their index."
+        return f"The dimensions of {shape} are unknown, so a place is given as an index."
     if either:
         return f"The dimensions of {shape} are {' or '.join(either)}: name them with --layout, or give --model."
     of = listed([_DIMENSIONS[axis] for axis in axes])
-    return f"The dimensions of {shape} were taken for {of}, which --layout or --model can correct."
+    return f"The dimensions of {shape} were assumed to be {of}; correct this with --layout or --model."
 
 
 @says
@@ -326,7 +326,7 @@ def _counted_passes(count: int) -> str:
 
 @says
 def _rows_differ(tensor: str, a: list[list[int]], b: list[list[int]]) -> str:
-    return f"the passes have other rows together, {few(list(map(str, a)), 3)} and {few(list(map(str, b)), 3)}: {tensor}"
+    return f"the passes combine different rows, {few(list(map(str, a)), 3)} and {few(list(map(str, b)), 3)}: {tensor}"
 
 
 @says
@@ -340,7 +340,7 @@ def _tensors_equal(compared: int, exact: bool, names: tuple[str, str], not_compa
 @says
 def _traces_not_understood(unread: list[tuple[str, int]]) -> str:
     files = "; ".join(f"{path}: {count:,}" for path, count in unread)
-    return f"What was read of both is equal, but lines were not understood ({files})."
+    return f"Everything that was read in both is equal, but some lines were not understood ({files})."
 
 
 _DOES = {
@@ -357,7 +357,7 @@ def _trace_does(does: str, name: str) -> str:
 
 
 def _places(a: Statement | None, b: Statement | None, lines: tuple[int, int]) -> list[str]:
-    """Say where two traces differ, in each; empty where that is not known."""
+    """Say where two traces differ, in each; return nothing where that is unknown."""
     sides = zip((a, b), lines, strict=True)
     return [f"{'after ' if does is None else ''}line {line:,}" if line else "" for does, line in sides]
 
@@ -367,7 +367,7 @@ def _traces_differ(subject: str, a: Statement | None, b: Statement | None, lines
     first, second = (f" ({place})" if place else "" for place in _places(a, b, lines))
     if a is None or b is None:
         (there, at), (other, after) = (("first", first), ("second", second))[:: 1 if a else -1]
-        said = f"{subject} {say(*filter(None, (a, b)))} in the {there} trace{at} and not in the {other}{after}."
+        said = f"{subject} {say(*filter(None, (a, b)))} in the {there} trace{at} but not in the {other}{after}."
     else:
         said = f"{subject} {say(a)}{first} where the other {say(b)}{second}."
     return said[0].upper() + said[1:]

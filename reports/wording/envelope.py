@@ -14,7 +14,7 @@ from assay.reports.wording.say import Found, Templates, say, says
 _FEATURES = {
     "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
 }  # fmt: skip
-# Features of calls of which no report says that they were lacking: hardly any model asks for them.
+# Features of calls that no report lists as lacking: hardly any model asks for them.
 _RARE = {"temperature"}
 _NEVER = ("cross attention", "latent KV caches")
 _BEYOND = {
@@ -28,7 +28,7 @@ _BEYOND = {
 
 
 def envelope_lines(envelope: EnvelopeResult | None) -> list[str]:
-    """Say what a verdict covers and what it does not, in a few sentences; nothing where no call was counted."""
+    """Say what a verdict covers and what it does not, in a few sentences, or nothing if no call was counted."""
     if envelope is None:
         return []
     features = [_FEATURES[name] for name in _FEATURES if name in envelope.features]
@@ -37,7 +37,7 @@ def envelope_lines(envelope: EnvelopeResult | None) -> list[str]:
     if envelope.served:
         graphs = ", in CUDA graphs" if envelope.served_in_graphs and "decode" in envelope.claimed else ""
         served = "; ".join(_lengths(envelope, envelope.served, envelope.served_reached).values())
-        served += "" if "decode" in envelope.claimed else "; decode is the reference's"
+        served += "" if "decode" in envelope.claimed else "; the reference computes decode"
         lines.append(f"Served by the candidate's own server: {served}{graphs}.")
     lines += [f"Gaps: {'; '.join(map(say, envelope.gaps))}."] if envelope.gaps else []
     return [*lines, f"Not covered: {'; '.join(_outside(envelope))}."]
@@ -64,11 +64,11 @@ def _compared(envelope: EnvelopeResult) -> Iterator[str]:
     for phase, words in _lengths(envelope, envelope.compared, envelope.reached).items():
         yield f"{words}, in batches of {_in_words(envelope.compared[phase]['batch'])}"
     if "decode" not in envelope.claimed:
-        yield "decode is the reference's"
+        yield "the reference computes decode"
 
 
 def _outside(envelope: EnvelopeResult) -> Iterator[str]:
-    """Say what lies outside of the counted conditions."""
+    """Say what lies outside the counted conditions."""
     if envelope.not_in_shadow:
         yield (
             f"attention with the candidate's own {listed(envelope.not_in_shadow)}: layers were compared in the reference's server; "
@@ -78,7 +78,7 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
     for phase, values in envelope.reached.items():
         yield from (f"{phase}: {_BEYOND[quantity].format(f'{value:,}')}" for quantity, value in values.items())
     if "decode" not in envelope.claimed:
-        yield "decode by the candidate: it does not claim decode"
+        yield "decode by the candidate: it does not claim to compute decode"
     if extend and not envelope.calls("extend", "chunk", "later chunk"):
         starts = (
             f", which starts beyond {limits.chunk_tokens:,} tokens" if limits.chunk_tokens else ": it is switched off"
@@ -94,19 +94,19 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
             yield f"{phase} in CUDA graphs: " + (
                 "the servers ran it without"
                 if limits.graphs[phase] == "disabled"
-                else "calls were compared in passes without; what graphs answered is compared as text"
+                else "calls were compared in passes without graphs; answers computed in graphs are compared as text"
             )
-    yield f"lengths in between: in each block of {BORDER_TOKENS}, its ends and lengths drawn in each run stand for the rest"
+    yield f"lengths in between: in each block of {BORDER_TOKENS}, its ends and lengths drawn in each run represent the rest"
     yield f"page sizes other than {limits.page_tokens}"
     for name, phases in envelope.unfelt.items():
-        yield f"{_FEATURES[name]} in {listed(phases)}: in some layer they changed no output that was compared"
+        yield f"{_FEATURES[name]} in {listed(phases)}: in some layer they did not change any output that was compared"
     lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features, *envelope.unfelt}]
-    yield f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
+    yield f"attention features that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
     yield "speculative decoding"
 
 
 def _in_words(ranges: Ranges, most: int = 6) -> str:
-    """Say ranges, for example "1 to 200 and 577 to 584"; "none" if there is none. Of more than `most` the last are counted."""
+    """Format ranges, such as "1 to 200 and 577 to 584", or "none". Beyond `most`, the last ones are counted."""
     words = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in ranges]
     if len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} more ranges to {ranges[-1][1]:,}"]
@@ -123,7 +123,7 @@ def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> s
 
 _START_OR_READ = "{url:if let assay start the servers, without a URL|see the servers' logs, and run again}"
 _REMEDIES = {
-    "texts part": "run again, which asks other prompts; where many texts part, compare in float32 or set envelope_tokens lower",
+    "texts part": "run again, which asks other prompts; if many texts diverge, compare in float32 or set envelope_tokens lower",
     "no prefix cache": "keep the prefix cache on",
     "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
 }
@@ -132,13 +132,14 @@ _REMEDIES = {
 @says
 def _envelope_lacking(parted: int | None, lacking: Sequence[Statement], cause: str, line: str) -> Found:
     what = "some layer did not compare calls" if parted is None else "answers were not compared"
-    before = f", as {counted(parted or 0, 'text')} part before" if cause == "texts part" else ""
+    before = f", as {counted(parted or 0, 'text')} diverge before" if cause == "texts part" else ""
     return Found(f"{what} with {few(list(map(say, lacking)), 4)}{before}; {line}", _REMEDIES[cause])
 
 
 @says
 def _envelope_covered(layers: Sequence[tuple[str, int]], line: str) -> Found:
-    return Found(f"{' and '.join(f'{count} layers in {phase}' for phase, count in layers)}; {line}")
+    counts = " and ".join(f"{counted(count, 'layer')} in {phase}" for phase, count in layers)
+    return Found(f"{counts}; {line}")
 
 
 SENTENCES: Templates = {

@@ -38,7 +38,7 @@ def _baseline_stale(
     served: list[str],
     folder: str,
     unused: list[str],
-    damaged: Sequence[str] = (),  # older reports have none
+    damaged: Sequence[str] = (),  # missing in older reports
 ) -> Found:
     other = f"its server (A) did not serve what this one (B) does: {'; '.join(served)}"
     said = f"the baseline of {backend} is stale: {other if served else _differing(differs)}{_unused(unused, damaged)}"
@@ -78,7 +78,7 @@ def _ran_before(runs: int, verdicts: list[tuple[str, int]], last: str) -> Found:
 SENTENCES: Templates = {
     "against-accepted": "Against the accepted answers:",
     "non-inferior-anyway": "No loss beyond the margin is shown, and the candidate is non-inferior to the reference.",
-    "nothing-in-common": "The run and the baseline measured nothing in common.",
+    "nothing-in-common": "The run and the baseline have no measurement in common.",
     "policy-strict": "margins, error rates and compared lengths are the defaults, or stricter",
     "own-error-grew": "The error grew most at {where}: {accepted:percent} accepted, {now:percent} now, "
     "a factor {above:if above|within} the policy's {line}.",
@@ -87,7 +87,7 @@ SENTENCES: Templates = {
         "{name}: {needed:if its answers serve as the reference's; no reference server was started|not needed}"
     ),
     "loss-since-accepted": Measured(
-        "loss of accuracy since it was accepted", "{metric.value:digits} points", f"Accepted minus now, {BY_BETTING}"
+        "loss of accuracy since it was accepted", "{metric.value:points}", f"Accepted minus now, {BY_BETTING}"
     ),
     "suite-required": Found(
         "{ran:if it ran|it did not run}; {line:or a gate requires {required:listed} (default)}",

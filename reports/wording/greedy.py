@@ -30,7 +30,7 @@ def _largest_changes(nats: list[float]) -> str:
 
 @says
 def _close_limit(metric: Metric, factor: float | None, declared: list[str]) -> Measured:
-    source = f"What is explained by {explained_by(declared)}" if factor is None else f"{factor:g} times the floor"
+    source = f"The change explained by {explained_by(declared)}" if factor is None else f"{factor:g} times the floor"
     return Measured("limit of the log-odds' change", f"{metric.value:.2g} nats", source)
 
 
@@ -38,16 +38,16 @@ SENTENCES: Templates = {
     "no-texts-compared": "Nothing was compared, since neither server wrote greedy texts.",
     "reference-texts-not-finite": "The reference's own log-probabilities are not finite in {broken} of {texts} "
     "texts, so nothing can be compared.",
-    "log-probabilities-lacking": "{bare} of {answers} answers came without log-probabilities, or with some that are not finite; "
-    "use a server that returns them.",
+    "log-probabilities-lacking": "{bare} of {answers:counted answer} came without log-probabilities, or with some that are not "
+    "finite; use a server that returns them.",
     "too-few-texts": "{prompts} distinct prompts were answered; at least {least} are needed for a pass "
-    "(--greedy-prompts).",
+    "(greedy_prompts in assay.toml).",
     "reference-erratic": "The reference is erratic: asked again, {erratic} of {answers} of its answers changed "
     "by up to {largest:.2g} nats, beyond what rounding and {factor:g} times their median explain.",
     "texts-apart": Measured(
         "texts that differ by more than rounding",
         "{metric.value:digits} %",
-        "{apart} of {texts} texts: at the first difference, log-odds change by more than the limit, a token is not "
+        "{apart} of {texts:counted text}: at the first difference, log-odds change by more than the limit, a token is not "
         "among the other's best five, or a log-probability is not finite",
     ),
     "envelope-texts-apart": Measured(
@@ -60,6 +60,7 @@ SENTENCES: Templates = {
     "reference-floor": Measured(
         "reference's own floor",
         "{metric.value:measured .2g nats}",
-        "Largest change of log-odds of the reference asked twice, over {prompts} prompts, {erratic} of them erratic and left out",
+        "Largest change of log-odds of the reference asked twice, over {prompts:counted prompt}, {erratic} of them erratic "
+        "and left out",
     ),
 }

@@ -1,4 +1,4 @@
-"""Sentences about features that should not affect outputs: what each variant shows, and where it parts from its base."""
+"""Sentences about features that should not affect outputs: what each variant shows, and where it diverges from its base."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import Cases, Found, Templates, say, says
 
 NO_ARM = "not in any variant that finished"
-"""Why a feature is not covered although a variant was planned with it."""
+"""The reason why a feature is not covered although a variant was planned with it."""
 _RUN_AGAIN = "run it again"
 _MORE_MINUTES = "give it more --minutes"
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
@@ -62,10 +62,10 @@ def _inside_the_model(
     place: str, layer: int, names: list[str], head: int | None, position: int | None, positions: int, error: float, bound: float,
     before: int | None, layers: int,
 ) -> str:  # fmt: skip
-    """Say where a request parts from the base's, and what that leaves as the cause."""
+    """Say where a request diverges from the base's, and which causes remain."""
     if place not in ("input", "cache", "attention"):
         same = f"in all {counted(layers, 'layer')} q, K, V and the output are the same"
-        return f"inside the model: behind the last layer's attention: {same}"
+        return f"inside the model: after the last layer's attention: {same}"
     what = f"{listed([_NAMES[name] for name in names])}{{}} {'differ' if len(names) > 1 else 'differs'}"
     size = f"a relative error of {error:.2g}, most in {'KV head' if names[0] in 'kv' else 'head'} {head}"
     size = f"({size}; up to {bound:.2g} is rounding)"
@@ -94,7 +94,7 @@ def _base_agrees(means: _Means) -> Found:
 @says
 def _base_disagrees(means: _Means, worst: float, at: str, changed: str, decode: bool) -> Found:
     where = f"at worst {worst:.2g} at {at}" if at else ""
-    do = "decode is not what prefill computes of the same tokens: assay backends --honours compares both with the truth"
+    do = "decode computes something else than prefill for the same tokens: assay backends --honours compares both with the truth"
     return Found("; ".join(filter(None, [_said_means(means), where, changed])), do if decode else _DISAGREES)
 
 
@@ -157,30 +157,31 @@ SENTENCES: Templates = {
         "why",
         {
             "failed": "{said:or no probe was answered}",
-            "feature": "{feature} was not shown to be on: {said:or nothing says so}",
+            "feature": "{feature} was not shown to be on: {said:or nothing shows it}",
             "base": "its base, {base}, was not run",
             "floor": _DISAGREES,
             "noise": "it differs at probe {probe} by more than rounding explains, and the base differs from itself as much",
             "texts": "{written} of {texts} greedy texts were written",
-            "probes": "{answered} of {probes} probes were answered",
+            "probes": "{answered} of {probes:counted probe} were answered",
             "scores": "nothing of probe {probe} was compared",
             "prompt": "another part of the prompt of probe {probe} was scored",
             "answer": "the answer to probe {probe} is not the one that was forced",
-            "server": "what its server served was not observed",
-            "parts": "no part of what its server served was observed of both",
+            "server": "it is not known what its server really ran",
+            "parts": "no part of its server's fingerprint was observed on both sides",
         },
     ),
     "arm-differs": Cases(
         "by",
         {
-            "texts": "{parted} of {texts} greedy texts part, the first, {first}, at token {token}",
-            "ends of texts": "{texts} greedy texts end otherwise, the first, {first}: {now[0]} after {now[1]} tokens in place of "
-            "{before[0]} after {before[1]} tokens",
-            "lengths": "{answers} answers have another length, the first, to probe {probe}, {now} tokens in place of {before}",
-            "ends": "{answers} answers end otherwise, the first, to probe {probe}: {now} in place of {before}",
-            "tokens": "{answers} answers part at no tie, the first, to probe {probe}, at token {token}",
-            "drafts declared": "{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {declared:g}",
-            "drafts": "drafts were lost: the same tokens took {passes} passes in place of {alone} ({arm})",
+            "texts": "{parted} of {texts} greedy texts diverge, the first, {first}, at token {token}",
+            "ends of texts": "{texts:counted greedy text} ended differently, the first, {first}: {now[0]} after "
+            "{now[1]:counted token} instead of {before[0]} after {before[1]:counted token}",
+            "lengths": "{answers:counted answer} had another length, the first to probe {probe}: {now:counted token} "
+            "instead of {before}",
+            "ends": "{answers:counted answer} ended differently, the first to probe {probe}: {now} instead of {before}",
+            "tokens": "{answers:counted answer} diverged without a tie, the first to probe {probe}, at token {token}",
+            "drafts declared": "{accepted:.2f} tokens were accepted per pass, but a draft by the model itself gives {declared:g}",
+            "drafts": "drafts were lost: the same tokens took {passes} passes instead of {alone} ({arm})",
         },
     ),
     "seen-besides": Cases(
@@ -188,16 +189,16 @@ SENTENCES: Templates = {
         {
             "probes": "probes that differ: {names:commas}",
             "unrun": "parts of it that were not run: {names:parts}",
-            "unsteady": "not reduced, since it does not differ each time",
+            "unsteady": "not reduced, since it does not differ every time",
             "wider": "also in {names:commas}",
         },
     ),
     "inside-not-observed": Cases(
         "why",
         {
-            "texts": "inside the model: not observed: no token of a probe differs, only what was written",
+            "texts": "inside the model: not observed: no token of a probe differs, only the generated text",
             "not asked": "inside the model: not observed: it was not asked again with a trace",
-            "drafts": "inside the model: not observed: its passes verify drafts, and attention is not traced there",
+            "drafts": "inside the model: not observed: its passes verify drafts, where attention is not traced",
             "same": "inside the model: not observed: asked again with the trace on, it did not differ there",
             "": "inside the model: not observed: {said}",
         },

@@ -1,4 +1,4 @@
-"""The words of a bench: its ratios, why each has its verdict, and what was checked of the servers that were timed."""
+"""Sentences about a bench: its ratios, why each has its verdict, and what was checked of the timed servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMES: dict[TimeMetric, str] = {
     "e2e": "end-to-end latency",
     "throughput": "seconds per token",
 }
-"""The metrics in words."""
+"""The metrics as text."""
 
 
 def ratio_text(ratio: float | None, low: float | None, high: float | None) -> str:
@@ -37,7 +37,7 @@ def _time_ratio(
         return f"Too few ratios: {few}; {least} of each are needed."
     against = f"{bound:g}, but the reference against itself measures {ratio_text(floor, floor_low, floor_high)}: too noisy to call"
     more = f"; to resolve: more rounds ({ratios} ratios were measured)"
-    slow = f", but {mean or 0:.3f} on average, above it (permutation of blocks, p = {p:.2g}): some requests are slow by far"
+    slow = f", but {mean or 0:.3f} on average, above it (permutation of blocks, p = {p:.2g}): a few requests are slow"
     placed = {
         "below": f"below the bound of {bound:g}{'' if mean is None else f'; {mean:.3f} on average'}",
         "mean above": f"below the bound of {bound:g}{slow}",

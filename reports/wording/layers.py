@@ -8,7 +8,7 @@ from typing import Any
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.judge.judgement import Metric
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid
-from assay.harness.text import one_line, percent, ranges, some, times
+from assay.harness.text import counted, one_line, percent, ranges, some, times
 from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
@@ -58,7 +58,7 @@ def _own_errors_within(
     of = f"{sampled:,} of {queries:,}" if sampled < queries else f"all {queries:,}"
     return (
         f"The worst error is {_times_noise(worst)}, that of a single query {times(query)}, and the worst gain "
-        f"{times(gain)}, in {cells:,} cells ({of} queries, {passes:,} passes)."
+        f"{times(gain)}, in {counted(cells, 'cell')} ({of} queries, {passes:,} passes)."
     )
 
 
@@ -79,9 +79,9 @@ _WORST = {
     ),
     "recorded-call": (
         "worst error, recorded calls",
-        "Relative L1 against fp64 on the same inputs, by cell and head, over {calls} recorded calls",
+        "Relative L1 against fp64 on the same inputs, by cell and head, over {calls}",
     ),
-    "of-matrix": ("worst error, op-level calls", "Relative L1 against fp64, over {calls} calls of {shapes}"),
+    "of-matrix": ("worst error, op-level calls", "Relative L1 against fp64, over {calls} of {shapes}"),
 }
 
 
@@ -89,6 +89,8 @@ _WORST = {
 def _worst(metric: Metric, finite: bool, **over: Any) -> Measured:
     title, explain = _WORST[metric.part]
     text = "not measured" if metric.value is None else f"{times(metric.value)} its bound"
+    if "calls" in over:
+        over["calls"] = counted(over["calls"], "recorded call" if metric.part == "recorded-call" else "call")
     return Measured(title, text if finite else NOT_FINITE, explain.format(**over))
 
 
@@ -104,15 +106,15 @@ def _error(value: float | None) -> str:
 
 _KNOWN = {
     "window": "the reference's window is off by one key there",
-    "given": "one of both reads new K and V before they are stored in fewer bits there, and the other one after that",
+    "given": "one of the two reads new K and V before they are stored in fewer bits there, and the other one after that",
 }
 
 
 @says
 def _difference_known(how: str, phase: str, layers: list[int]) -> str:
     return (
-        f"difference from the reference, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is not an "
-        "error of the candidate's, which is compared with the truth alone"
+        f"difference from the reference, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is not an error "
+        "of the candidate, which is compared only with the truth"
     )
 
 
@@ -138,14 +140,14 @@ def _phases_compared(phases: list[tuple[str, int, list[int], list[int]]]) -> Fou
 def _compared(phase: str, layers: int | None, lacking: list[int], heads: list[int]) -> str:
     if lacking:
         return f"{phase}: not layer {ranges(lacking)}, head {ranges(heads)}"
-    return f"{phase}: not observed" if layers is None else f"{phase}: {layers} layers"
+    return f"{phase}: not observed" if layers is None else f"{phase}: {counted(layers, 'layer')}"
 
 
 @says
 def _op_calls_wrong(failing: int, calls: int, worst: float | None, title: str, said: str) -> str:
     at_worst = "" if worst is None else f", at worst {_times_noise(worst)}"
     named = one_line(f'"{title}"' if title else said, 300).rstrip(".")
-    return f"{failing} of {calls} calls {_are(failing)} out of bounds{at_worst}: {named}."
+    return f"{failing} of {counted(calls, 'call')} {_are(failing)} out of bounds{at_worst}: {named}."
 
 
 def _are(count: int) -> str:
@@ -162,31 +164,31 @@ SENTENCES: Templates = {
     "tests-flag": "{flagged:,} of {tests:,} tests flag it",
     "reference-off": "The reference is off by {times:times} its own bound.",
     "error-below-noise": "the error is {own:percent}, but {noise} costs at least {least:percent} on these "
-    "calls: the kernel probably did not run, or does not quantise what it declares",
+    "calls: the kernel probably did not run, or does not quantise as declared",
     "inherited-not-traced": "error from earlier layers: {said}",
     "call-untested": "truth, layer {layer}: a call could not be compared with it: {said:line}",
     "phase-not-computed": "{phase}: {candidate} does not compute it",
     "phase-not-seen": "{phase}: calls were not seen; those inside a replayed CUDA graph cannot be observed",
     "condition-not-seen": "{phase}, {condition}: no such call was seen",
     "calls-not-recorded": "replay pack, layer {layer}: its calls could not be recorded: {said:line}",
-    "calls-failed": "layer {layer}, {phase}, {calls:,} calls: {said:line}",
+    "calls-failed": "layer {layer}, {phase}, {calls:counted call}: {said:line}",
     "calls-not-computed": Found(
-        "the candidate did not compute {calls} calls: {said}",
+        "the candidate did not compute {calls:counted call}: {said}",
         "fix the candidate so that it computes every call",
     ),
     "no-question-answered": Found("none of the questions was answered", RESUME),
     "matrix-absent": Found("the result is missing", REPEAT_RUN),
     "matrix-of-another": Found("the result is that of {kernel}, not of {candidate}", REPEAT_RUN),
-    "matrix-computed": Found("{calls} calls were computed"),
+    "matrix-computed": Found("{calls:counted call} computed"),
     "found-at": "{where:line}: {claim}.",
-    "reference-not-right": "the reference is not right, so it proves nothing about the candidate: {where:line}: {claim}.",
+    "reference-not-right": "the reference is wrong, so it proves nothing about the candidate: {where:line}: {claim}.",
     "recorded-calls-wrong": "{said:line 400}",
     "prefix-compared": Found(
         "{some:if some|no} compared calls had {prefix} cached tokens",
         "{cache:if ask questions that share a header|keep the prefix cache on}",
     ),
     "questions-cached": Found(
-        "{met} of {questions} questions had at least {tokens} cached tokens; {share:percent} of them are needed",
+        "{met} of {questions:counted question} had at least {tokens} cached tokens; {share:percent} of them are needed",
         "{cache:if |keep the prefix cache on, and }ask questions that share a header",
     ),
     "matrix-not-run": Found(
@@ -198,12 +200,12 @@ SENTENCES: Templates = {
     ),
     "recorded-call-out-of-bounds": "The error of a recorded call is {worst:noise}.",
     "op-calls-unexplained": "{failing:counted call} {failing:are} out of bounds, at worst {worst:noise}; no finding explains it.",
-    "op-calls-within": "The worst error is {worst:noise}, in {calls} calls of {shapes}"
+    "op-calls-within": "The worst error is {worst:noise}, in {calls:counted call} of {shapes}"
     "{refused:if ; {refused} more were refused|}.",
     "evidence-lacking": Cases(
         "what",
         {
-            "truth": "Nothing was compared with the truth.",
+            "truth": "No output was compared with the truth.",
             "calls": "The candidate did not compute a call: {said:line 300}.",
             "cached prefix": "No compared call had {said} cached tokens.",
             "examination": "No recorded call was examined, so neither determinism nor overwritten inputs were tested.",

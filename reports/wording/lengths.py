@@ -1,10 +1,11 @@
-"""The words of answer lengths, and of why answers ended."""
+"""Sentences about answer lengths, and about why answers ended."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from assay.harness.judge.judgement import Metric
+from assay.harness.text import counted
 from assay.reports.wording.say import Cases, Found, Measured, Templates, says
 
 
@@ -17,10 +18,12 @@ def _lengths(
     of = "" if ratio is None else f": a ratio of {ratio:.3f}{interval}"
     unit = "tokens" if recounted is None else "characters"
     counts = (
-        "" if not recounted else f"; of equal texts the servers count {recounted:+.1f} tokens, candidate less reference"
+        ""
+        if not recounted
+        else f"; for equal texts the servers count {recounted:+.1f} tokens, candidate less reference"
     )
     return (
-        f"{candidate:.1f} {unit} on average against {reference:.1f}{of} over {prompts:,} prompts ({longer:,} longer, "
+        f"{candidate:.1f} {unit} on average against {reference:.1f}{of} over {counted(prompts, 'prompt')} ({longer:,} longer, "
         f"{shorter:,} shorter; ran to the limit: {candidate_cut:,} against {reference_cut:,}{counts})"
     )
 
@@ -73,7 +76,7 @@ def _lengths_beyond(whose: str, error_rate: float, **numbers: Any) -> str:
 
 
 def _other(candidate: float, reference: float, candidate_cut: int, reference_cut: int, **_: Any) -> str:
-    """Return "longer" or "shorter"; of equal means, by the answers that ran to the limit."""
+    """Return "longer" or "shorter"; if the means are equal, by the answers that ran to the limit."""
     return "longer" if (candidate, candidate_cut) > (reference, reference_cut) else "shorter"
 
 
@@ -103,13 +106,13 @@ def _answer_length_ratio(metric: Metric, **numbers: Any) -> Measured:
 def _ends(ends: list[tuple[str, int, int, float | None]], alone: list[str]) -> Found:
     counts = (
         f"{reason}: {ours:,} against {theirs:,}"
-        + (f" (p = {p:.1g})" if p is not None else ", of one side alone" if reason in alone else "")
+        + (f" (p = {p:.1g})" if p is not None else ", on one side only" if reason in alone else "")
         for reason, ours, theirs, p in ends
     )
-    return Found("; ".join(counts) or "all ran to the limit", "see the answers that end so, and the server's log")
+    return Found("; ".join(counts) or "all ran to the limit", "see the answers that end this way, and the server's log")
 
 
-_RIGHT_RESULT = "compare B with a result that is right"
+_RIGHT_RESULT = "compare B with a correct result"
 SENTENCES: Templates = {
     "ends-not-recorded": Found("why they ended is not recorded", "results that record finish reasons"),
     "lengths-no-measure": Cases(

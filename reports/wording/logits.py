@@ -1,4 +1,4 @@
-"""The words of both roles' distributions over the same tokens: how far apart they are, and against which limit."""
+"""Sentences about both roles' distributions over the same tokens: how far apart they are, and against which limit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
-from assay.harness.text import percent
+from assay.harness.text import counted, in_units, percent
 from assay.reports.wording.say import Found, Measured, Templates, say, says
 
 
 def _nats(value: float | None) -> str:
-    """Format with as many digits as the ends of an interval have in reports: fewer can lie outside of it."""
-    return "an unknown number of nats" if value is None else f"{value:.3g} nats"
+    """Format with as many digits as the ends of an interval have in reports: fewer can lie outside it."""
+    return "an unknown number of nats" if value is None else in_units(f"{value:.3g}", "nat")
 
 
 @says
@@ -62,7 +62,7 @@ def _prompts_too_far(share: float, p: float, **far: Any) -> str:
 
 def _far(condition: str, count: int, prompts: int, times: float) -> str:
     are = "is" if count == 1 else "are"
-    return f"Scored {condition}, {count} of {prompts} prompts {are} more than {times:g} limits away from the reference"
+    return f"Scored {condition}, {count} of {counted(prompts, 'prompt')} {are} more than {times:g} limits away from the reference"
 
 
 @says
@@ -78,7 +78,7 @@ def _logits_within(**mean: Any) -> str:
 @says
 def _logits_undecided(**mean: Any) -> str:
     return (
-        f"{_found(**mean)}: neither shown to be within {_limit(**mean)} nor above it; more prompts (--logits-prompts) may resolve "
+        f"{_found(**mean)}: neither shown to be within {_limit(**mean)} nor above it; more prompts (logits_prompts) may resolve "
         "this."
     )
 
@@ -87,7 +87,8 @@ def _found(
     quantity: str, condition: str, value: float, high: float | None, level: float, prompts: int, **_: Any
 ) -> str:
     mean = f"mean KL is {_nats(value)}" if quantity == "mean-kl" else f"{_CHANGE} is {value:+.3g} nats"
-    return f"Scored {condition}, the {mean} (at most {_nats(high)} in size with {percent(level)} confidence, {prompts} prompts)"
+    size = f"at most {_nats(high)} in size with {percent(level)} confidence, {counted(prompts, 'prompt')}"
+    return f"Scored {condition}, the {mean} ({size})"
 
 
 def _limit(quantity: str, bound: float, policy: str, limit: Statement, **_: Any) -> str:
@@ -117,30 +118,30 @@ def _likelihood_change(metric: Metric, change: float, limit: Statement) -> Measu
 def _far_prompts(metric: Metric, count: int, prompts: int, times: float, worst: float | None, limit: float) -> Measured:
     most = "" if worst is None else f"; the worst has {_nats(worst)}"
     explain = f"A mean KL of the prompt above {times:g} times the limit of {_nats(limit)}{most}"
-    return Measured(f"prompts far beyond the limit, {metric.part}", f"{count} of {prompts} prompts", explain)
+    return Measured(f"prompts far beyond the limit, {metric.part}", f"{count} of {counted(prompts, 'prompt')}", explain)
 
 
 @says
 def _kl_limit(source: str, noise: list[str], factor: float, floor: float | None, prompts: int) -> str:
     of = {"policy": "", "noise": f"{explained_by(noise)}; ", "floor": f"{factor:g} times the floor, "}[source]
-    measured = "not measured" if floor is None else f"{floor:.2g} nats over {prompts} prompts"
+    measured = "not measured" if floor is None else f"{floor:.2g} nats over {counted(prompts, 'prompt')}"
     return f"{of}the reference against itself: {measured}"
 
 
 def explained_by(noise: list[str]) -> str:
-    """Name what explains a limit: the declared noise of both roles, or rounding."""
+    """Name the noise that explains a limit: the declared noise of both roles, or rounding."""
     return f"declared noise {' and '.join(noise)}" if noise else "rounding, since no other noise is declared"
 
 
 SENTENCES: Templates = {
     "heavy-tail": "Scored {condition}, the prompts' KLs have a heavy tail: the logarithms of the larger half "
     "have a standard deviation of {spread:.2g}, more than {most:g}.",
-    "mean-not-shown": "So the prompts that were asked do not show that the mean is within the limit.",
+    "mean-not-shown": "So the prompts asked do not show that the mean is within the limit.",
     "bug-unseen": "A bug in less than {share:percent} of prompts may have met none of them.",
     "not-finite": Measured(
         "positions that are not finite",
         "{metric.value:,.0f}",
-        "In the candidate alone, of {positions:,} positions",
+        "In the candidate only, of {positions:,} positions",
     ),
     "nothing-scored": Found(
         "nothing was scored",

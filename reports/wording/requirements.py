@@ -1,7 +1,7 @@
-"""The requirements of a pass, with titles that say how a check of one came out.
+"""The requirements of a pass, with titles that say how each check came out.
 
-A check that is not met never prints what it requires as if that held: where no other words are given, its title says that it is
-not shown, or that it was not checked.
+An unmet check never prints its requirement as if it held: without another text, its title says that the requirement is not shown,
+or that it was not checked.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from assay.reports.wording.say import found_of
 
 
 class _Titles(NamedTuple):
-    """What is the case by the outcome of a requirement's check, each a clause. They may name the two sides.
+    """The text for each outcome of a requirement's check, each a clause. They may name the two sides.
 
     Attributes:
-        ok: what is required.
-        failed: where the check shows that it is not met; by default as `missing`.
-        missing: where the check does not show that it is met; by default it says so.
-        unchecked: where the check does not look; by default it says so.
+        ok: the requirement.
+        failed: if the check shows that it is not met; by default as `missing`.
+        missing: if the check does not show that it is met; by default it says so.
+        unchecked: if the check does not look; by default it says so.
     """
 
     id: str
@@ -48,19 +48,19 @@ _ALL = (
         failed="the servers differ in more than intended",
     ),
     _Titles(
-        "calls-reconciled", "the counted calls are those of the answered requests",
-        failed="the counted calls are not those of the answered requests",
+        "calls-reconciled", "the counted calls match the answered requests",
+        failed="the counted calls do not match the answered requests",
     ),
     _Titles(
-        "answers-parsed", "the letters of the answers are those of their texts",
-        failed="letters were recorded that are not those of the texts",
+        "answers-parsed", "the letters of the answers match their texts",
+        failed="some recorded letters do not match the texts",
     ),
     _Titles("question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"),
     _Titles("all-answered", "both servers answered every question", missing="a question was not answered by both servers"),
     _Titles("accuracy-tested", "accuracy was tested", unchecked="accuracy was not tested"),
     _Titles(
-        "answer-lengths", "{candidate}'s answers are as long as {reference}'s, where no length is forced",
-        missing="{candidate}'s answers are not as long as {reference}'s, where no length is forced",
+        "answer-lengths", "{candidate}'s answers are as long as {reference}'s, if no length is forced",
+        missing="{candidate}'s answers are not as long as {reference}'s, if no length is forced",
         unchecked="it is not known if {candidate}'s answers are as long as {reference}'s",
     ),
     _Titles(
@@ -88,8 +88,8 @@ _ALL = (
         unchecked="no accepted baseline of the reference matches",
     ),
     _Titles(
-        "workload-sensitive", "every suite saw a fault that was seeded in the running servers",
-        missing="not every suite saw a fault that was seeded in the running servers",
+        "workload-sensitive", "every suite detected a fault seeded in the running servers",
+        missing="not every suite detected a fault seeded in the running servers",
         unchecked="no fault was seeded in the running servers",
     ),
     _Titles(
@@ -123,7 +123,7 @@ _ALL = (
         "base-agrees", "the base agrees with itself in other batches",
         missing="the base does not agree with itself in other batches",
     ),
-    _Titles("probes-sensitive", "the probes see a fault that was seeded in the running server"),
+    _Titles("probes-sensitive", "the probes detect a fault seeded in the running server"),
     _Titles("features-on", "every feature was on in some variant"),
     _Titles("arms-decided", "every variant decided", missing="a variant did not decide"),
     _Titles(
@@ -131,7 +131,7 @@ _ALL = (
     ),
     _Titles("same-tasks", "both have the same tasks"),
     _Titles("same-settings", "tasks, prompts and settings are the same"),
-    _Titles("scores-agree", "the stated scores are those of the documents"),
+    _Titles("scores-agree", "the stated scores match the documents"),
     _Titles("all-paired", "every document is in both"),
     _Titles("all-read", "every record was understood"),
     _Titles(
@@ -166,7 +166,7 @@ def _title_of(check: Check) -> str:
 
 
 class SaidCheck(NamedTuple):
-    """A check in words."""
+    """A check as text."""
 
     id: str
     status: CheckStatus
@@ -176,5 +176,5 @@ class SaidCheck(NamedTuple):
 
 
 def said_check(check: Check) -> SaidCheck:
-    """Put a check into words."""
+    """Put a check into sentences."""
     return SaidCheck(check.id, check.status, _title_of(check), *found_of(check))

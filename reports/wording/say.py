@@ -1,4 +1,4 @@
-"""The one way from numbers and ids to words: a function or a template for each id, which any renderer reaches by `say`."""
+"""The one way from numbers and ids to sentences: a function or a template for each id, which renderers reach by `say`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, listed, one_line, percent, ranges, three_digits, times
+from assay.harness.text import counted, few, listed, one_line, percent, points, ranges, three_digits, times
 from assay.harness.verdict import Check, Finding
 
 
 class Found(NamedTuple):
-    """The words of a check's outcome: what was found, and what would resolve it where the check is not met."""
+    """The text of a check's outcome: what was found, and what would resolve it if the check is not met."""
 
     found: str
     settles: str = ""
 
 
 class Measured(NamedTuple):
-    """The words of a metric: its name, its number with its unit, and where it comes from."""
+    """The text of a metric: its name, its number with its unit, and where it comes from."""
 
     title: str
     text: str
@@ -38,7 +38,7 @@ _SAYS: dict[str, Callable[..., Any]] = {}
 
 
 def says(function: Callable[..., _Said]) -> Callable[..., _Said]:
-    """Let a function say the statements of one id: that of its name, so ``_all_answered`` says "all-answered"."""
+    """Let a function say the statements whose id is its name, so ``_all_answered`` says "all-answered"."""
     _SAYS[function.__name__.strip("_").replace("_", "-")] = function
     return function
 
@@ -47,18 +47,19 @@ _Words = str | Found | Measured
 
 
 class Cases(NamedTuple):
-    """Templates of one id: the value `by` chooses among them, the one of "" for what has none of its own."""
+    """Templates of one id: the value `by` chooses among them; the template of "" is the fallback."""
 
     by: str
     words: Mapping[str, _Words]
 
 
 Templates = Mapping[str, _Words | Cases]
-"""The words of statements by id, as templates such as "{share:percent} of {questions:,}" or "{cached:if some|none}". A module of
-this package has them as ``SENTENCES``; what needs more than its values in their places is said by a function."""
+"""Texts of statements by id, as templates such as "{share:percent} of {questions:,}" or "{cached:if some|none}". A module of this
+package has them as ``SENTENCES``; a function says a statement that needs more than inserted values."""
 _FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "percent": lambda share, _: percent(share),
     "digits": lambda number, _: three_digits(number),
+    "points": lambda number, _: points(number),
     "times": lambda ratio, _: times(ratio),
     "ranges": lambda numbers, _: ranges(numbers),
     "listed": lambda words, _: listed(words),
@@ -90,7 +91,7 @@ class _Formatter(string.Formatter):
 
 
 class _Template:
-    """A template as a function of its values. Those that only choose words are false where they are not stated."""
+    """A template as a function of its values. A value that only chooses words is false if not stated."""
 
     def __init__(self, words: _Words) -> None:
         self._words = words
@@ -133,7 +134,7 @@ _METRIC = inspect.Parameter("metric", inspect.Parameter.POSITIONAL_ONLY)
 
 
 def _fields(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names of the values of a template with their formats, those within formats included."""
+    """Yield the names of a template's values with their formats, including those within formats."""
     for _, name, how, _ in string.Formatter().parse(text):
         if name:
             yield re.split(r"[.\[]", name)[0], how or ""
@@ -142,7 +143,7 @@ def _fields(text: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def sayings() -> dict[str, Callable[..., Any]]:
-    """Return what says something by id. The modules are imported when the first is needed."""
+    """Return the function that says each id. The modules are imported on first use."""
     package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         templates: Templates = getattr(importlib.import_module(f"{package}.{module.name}"), "SENTENCES", {})
@@ -153,7 +154,7 @@ def sayings() -> dict[str, Callable[..., Any]]:
 
 
 def say(*statements: Statement) -> str:
-    """Say statements, one sentence after the other. One of an unknown id, as a later assay may write, is shown as it is."""
+    """Say statements, one sentence after the other. A statement with an unknown id, from a later assay, is shown as it is."""
     return " ".join(text for text in map(_sentence, statements) if text)
 
 
@@ -180,7 +181,7 @@ def _takes(function: Callable[..., Any], *arguments: Any, **values: Any) -> bool
 
 
 def found_of(check: Check) -> Found:
-    """Say what a check found, and what would resolve it; nothing would where it is met."""
+    """Say what a check found, and, if it is not met, what would resolve it."""
     said = found_in(check.outcome)
     return said._replace(settles="") if check.status == "ok" else said
 
@@ -192,7 +193,7 @@ def found_in(outcome: Statement) -> Found:
 
 
 def measured_of(metric: Metric) -> Measured:
-    """Say what a metric is, with its number."""
+    """Describe a metric, with its number."""
     said = _said(metric.quantity, metric.values, metric)
     return (
         said if isinstance(said, Measured) else Measured(metric.id, "" if metric.value is None else f"{metric.value:g}")
@@ -200,7 +201,7 @@ def measured_of(metric: Metric) -> Measured:
 
 
 def said_finding(finding: Finding) -> Finding:
-    """Return a finding with all that it states in words."""
+    """Return a finding with all its statements as text."""
     diagnosis = say(finding.claim) if finding.claim else finding.diagnosis
     evidence = (*finding.evidence, *map(say, finding.shown_by))
     return finding.model_copy(update={"diagnosis": diagnosis, "evidence": evidence, "shown_by": ()})

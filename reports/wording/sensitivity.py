@@ -1,9 +1,10 @@
-"""The words of a fault that was seeded in the running servers: whether each suite saw it."""
+"""Sentences about a fault seeded in the running servers: whether each suite detected it."""
 
 from __future__ import annotations
 
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.statement import Statement
+from assay.harness.text import counted
 from assay.reports.wording.say import Found, Templates, say, says
 
 _START_BOTH = "let assay start both servers, by the names of their backends"
@@ -16,9 +17,9 @@ _ATTENTIVE = (
 @says
 def _fault_changed_nothing(fault: str, changed: int, calls: int, why: str) -> Found:
     if changed:  # a damaged record
-        return Found(f"{fault} is recorded to have changed {changed:,} of {calls:,} calls", RUN_AGAIN)
+        return Found(f"{fault} is recorded to have changed {changed:,} of {counted(calls, 'call')}", RUN_AGAIN)
     because = f": {why}" if why else ", since none had a cached prefix"
-    return Found(f"{fault} changed none of {calls:,} calls{because}", _ATTENTIVE)
+    return Found(f"{fault} changed none of {counted(calls, 'call')}{because}", _ATTENTIVE)
 
 
 @says
@@ -33,13 +34,13 @@ def _faults_seen(fault: str, parts: list[tuple[str, bool, Statement]], unmeasure
 
 SENTENCES: Templates = {
     "no-suite-for-faults": Found(
-        "no suite that could see a fault was requested",
+        "no suite that could detect a fault was requested",
         "add accuracy, logits or layers to --suites",
     ),
     "fault-not-seedable": Found("a fault cannot be seeded in a server that assay did not start", _START_BOTH),
     "no-fault-seeded": Found("no fault was seeded", "repeat the command, which resumes"),
-    "fault-in-answers": "{lost} lost and {gained} gained of {questions} questions, p = {p:.2g}",
-    "fault-in-logits": "{above} of {prompts} prompts above {limit:.3g} nats, {mean:.3g} on average",
-    "fault-in-layers": "{flagged:,} tests out of bounds in {cells:,} cells, at worst {worst:.3g} times",
-    "fault-without-divergences": "{not_finite:if {not_finite} positions not finite|no prompt was scored behind a cached prefix}",
+    "fault-in-answers": "{lost} lost and {gained} gained of {questions:counted question}, p = {p:.2g}",
+    "fault-in-logits": "{above} of {prompts:counted prompt} above {limit:.3g} nats, {mean:.3g} on average",
+    "fault-in-layers": "{flagged:counted test} out of bounds in {cells:counted cell}, at worst {worst:.3g} times",
+    "fault-without-divergences": "{not_finite:if {not_finite} positions not finite|no prompt was scored after a cached prefix}",
 }

@@ -1,4 +1,4 @@
-"""The words of servers: whether they differed in the treatment alone, and whose kernels ran in them."""
+"""Sentences about servers: whether they differed only in the treatment, and whose kernels ran in them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from assay.reports.wording.say import Found, Templates, found_in, say, says
 
 @says
 def _others_called(phase: str, kernel: str, calls: int, others: list[tuple[str, int]]) -> Found:
-    also = ", ".join(f"{other} {count:,} calls" for other, count in others)
-    return Found(f"{kernel} {calls:,} calls, but also {also}", f"run so that nothing else computes {phase}")
+    also = ", ".join(f"{other} {counted(count, 'call')}" for other, count in others)
+    return Found(f"{kernel} {counted(calls, 'call')}, but also {also}", f"run so that nothing else computes {phase}")
 
 
 @says
 def _layers_lacking(kernel: str, ran: int, layers: int, lacking: list[int]) -> Found:
     return Found(
-        f"{kernel} ran in {ran} of {layers} layers; not in {lacking[:8]}", "run so that it computes every layer"
+        f"{kernel} ran in {ran} of {counted(layers, 'layer')}; not in {lacking[:8]}",
+        "run so that it computes every layer",
     )
 
 
@@ -58,7 +59,7 @@ def _reference_kernels_ran(phase: str, backend: str, names: list[str]) -> Found:
 @says
 def _known_names_lacking(backend: str, ran: _Ran) -> Found:
     return Found(
-        f"none of the kernels known of SGLang's {backend} ran under its known names; {_kernels_ran(ran)}",
+        f"none of the kernels known for SGLang's {backend} ran under its known names; {_kernels_ran(ran)}",
         "compare the names in the report with what SGLang launches",
     )
 
@@ -86,7 +87,7 @@ def _kernels_ran(ran: _Ran) -> str:
 
 
 def _some_kernels(names: Iterable[str]) -> str:
-    """Name the first four kernels, each cut after 80 characters: names of C++ templates take whole pages."""
+    """Name the first four kernels, each cut after 80 characters: names of C++ templates fill whole pages."""
     return few([name if len(name) <= 80 else f"{name[:80]}…" for name in names], 4)
 
 
@@ -97,7 +98,7 @@ def _pass_title(phase: str, cached_prefix: bool) -> str:
 
 @says
 def _other_backend_ran(other: list[tuple[str, str, str]]) -> Found:
-    said = (f"the {role} was to be {asked}, and its server ran {ran}" for role, asked, ran in other)
+    said = (f"the {role} was asked to run {asked}, but its server ran {ran}" for role, asked, ran in other)
     return Found("; ".join(said), RUN_AGAIN)
 
 
@@ -109,7 +110,7 @@ def _arguments_differ(arguments: list[tuple[str, str, str]], asked: list[str]) -
 
 @says
 def _servers_agree(stored: bool, arguments: int, parts: int | None, derived: Sequence[str] = ()) -> str:
-    same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
+    same = "the stored reference and the candidate have the same model hash" if stored else "one model folder"
     served = "was not observed" if parts is None else f"agrees in {counted(parts, 'part')}"
     follow = f", and {counted(len(derived), 'other')} follow from the treatment ({few(derived, 3)})" if derived else ""
     return f"{same}; {arguments - len(derived)} server arguments agree{follow}; what they served {served}"
@@ -124,7 +125,7 @@ def _with_common_settings(outcome: Statement, because: list[str], impossible: li
 
 @says
 def _no_request_admitted(roles: list[str], url: bool = True) -> Found:
-    said = f"no admitted request was noted in the server of the {' or the '.join(roles)}"
+    said = f"no admitted request was recorded in the server of the {' or the '.join(roles)}"
     return Found(said, "let assay start both servers" if url else "see the servers' logs, and run again")
 
 
@@ -145,14 +146,14 @@ def counted_calls(call: CallSummary) -> str:
     kinds = {"in CUDA graphs": call.calls_in_graphs, "compiled": call.calls_compiled}
     delegated = ", delegated" if call.delegated_by else ""
     ways = "".join(f", {calls:,} of them {kind}" for kind, calls in kinds.items() if calls)
-    return f"{call.phase}: {call.kernel} {call.calls:,} calls{delegated}{ways}"
+    return f"{call.phase}: {call.kernel} {counted(call.calls, 'call')}{delegated}{ways}"
 
 
 def traced_kernels(traced: PassKernels) -> str:
     """Say what ran in a pass: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8)"."""
     own = [kernel for kernel in traced.kernels if kernel.of and kernel.attention is not False]
     others = len(traced.kernels) - len(own)
-    named = _some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none that is known by name"
+    named = _some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none with a known name"
     rest = f"; {others} others" if others else ""
     return f"{traced.role}, {_pass_title(traced.phase, traced.cached_prefix)}: {named}{rest}"
 
@@ -170,7 +171,7 @@ SENTENCES: Templates = {
         "no {phase} call of {backend} was counted",
         "run so that {backend} computes {phase}; see candidate.log for what ran instead",
     ),
-    "own-kernel-called": "{kernel} {calls:,} calls in {layers} layers",
+    "own-kernel-called": "{kernel} {calls:counted call} in {layers:counted layer}",
     "not-both-started": Found(
         "a record of the servers is missing",
         "start both, or restore the files of the run; see the servers' logs",
@@ -180,27 +181,27 @@ SENTENCES: Templates = {
     "arguments-not-reported": Found("neither server reported its arguments", "use an engine that reports them"),
     "settings-not-compared": Found(
         "settings of the model were not compared ({why})",
-        "repair what kept the server from reading them",
+        "remove the cause that kept the server from reading them",
     ),
-    "prefill-in-graphs": "prefill ran in CUDA graphs, whose batches cannot be noted",
+    "prefill-in-graphs": "prefill ran in CUDA graphs, whose batches cannot be recorded",
     "requests-not-admitted": "{count:,} of {answers:,} answered requests were not admitted, the first {first}",
-    "other-prefixes-reported": "{count:,} of {answers:,} answers report another cached prefix than their request had",
+    "other-prefixes-reported": "{count:,} of {answers:counted answer} report another cached prefix than their request had",
     "too-few-decode-calls": "layer {layer}: {calls:,} decode calls, but the answers' {tokens:,} further tokens "
     "took at least {needed:,}",
     "no-pass-traced": Found(
         "no {phase} pass{of_reference:if  of the reference|} was traced", "run again, so that each server traces a pass"
     ),
     "flags-ignored": Found(
-        "both servers report the same {flags:listed}, which was asked to differ", "see why the engine ignores the flag"
+        "both servers report the same {flags:listed}, which should differ", "see why the engine ignores the flag"
     ),
     "served-otherwise": Found(
         "of what they served (A the reference, B the candidate), {said:parts}",
         "run again so that the servers differ only as intended; see assay compare of both",
     ),
-    "prefill-calls": "layer {layer}{cached_prefix:if  with a cached prefix|}: {calls:,} calls in {passes:,} passes",
+    "prefill-calls": "layer {layer}{cached_prefix:if  with a cached prefix|}: {calls:counted call} in {passes:,} passes",
     "answers-parsed": Found(
         "{otherwise:if {otherwise:,} of {answers:,} answers were recorded with another letter than their text gives"
-        "|{answers:,} of {answers:,} letters are those of the texts}",
+        "|{answers:,} of {answers:,} letters match the texts}",
         f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it",
     ),
 }

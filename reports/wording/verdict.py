@@ -1,4 +1,4 @@
-"""The words of a verdict: its headline, its reasons, and the titles of its suites."""
+"""Sentences about a verdict: its headline, its reasons, and the titles of its suites."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.judgement import BASELINE, LENGTH_RATIO, Judgement, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report, SuiteResult
-from assay.harness.sides import differing
 from assay.harness.text import counted, listed, met, one_line
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict, cause_of
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, said_finding, say, says
+from assay.reports.wording.sides import sides_said
 
 NOT_RUN = "not run"
-"""Word for a cell of a sweep that was not run."""
+"""Text for a cell of a sweep that was not run."""
 _TITLES = {
     "greedy": "Greedy texts", "logits": "Logits", "layers": "Layers", "matrix": "Op-level matrix",
     "baseline": "Accepted baseline", "latency": "Latency",
@@ -31,9 +31,9 @@ def suite_title(suite: SuiteVerdict) -> str:
 
 
 def title_of_suite(id: str, asked: str) -> str:
-    """Name a suite by its id and the data set that was asked."""
+    """Name a suite by its id and the data set of its questions."""
     if id == "accuracy":
-        # Data sets whose answers are no letters.
+        # Data sets whose answers are not letters.
         free = asked.partition(":")[0] == "gsm8k"
         return f"{'Questions' if free else 'Multiple-choice questions'}{f' of {asked}' if asked else ''}"
     return asked or _TITLES.get(id, id)
@@ -55,7 +55,8 @@ def _words(result: Judgement) -> tuple[str, list[str]]:
     if isinstance(result, LatencyResult):
         # A note overrules a pass, and the reasons are those of the ratios.
         verdict = "pass" if result.note else result.verdict
-        text, why = _verdict_of(verdict, result.candidate, result.suites, result.checks)
+        candidate, _ = sides_said(result.treatment, result.reference, result.candidate)
+        text, why = _verdict_of(verdict, candidate, result.suites, result.checks)
         return say(result.note) if result.note else text, why
     assert isinstance(result, InvarianceResult)
     return say(result.decided), [
@@ -63,12 +64,18 @@ def _words(result: Judgement) -> tuple[str, list[str]]:
     ]  # fmt: skip
 
 
+def sides_of(report: Report) -> tuple[str, str]:
+    """Name a report's candidate and its reference."""
+    reference, candidate = report.reference, report.candidate
+    return sides_said(report.treatment, reference.backend, candidate.backend, (reference.engine, candidate.engine))
+
+
 def _of_report(report: Report) -> tuple[str, list[str]]:
     if failure := report.failure:
         todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
         said = f"the{failure.found[3:]}" if failure.found.startswith("The ") else failure.found
         return f"No verdict: {said}", [todo]
-    candidate = differing(report.treatment) or report.candidate.backend
+    candidate, _ = sides_of(report)
     cause, scope = cause_of(report.findings[: report.causes]), _scope_of(report)
     text, why = _verdict_of(report.verdict, candidate, report.suites, report.checks, cause, report.left_out, scope)
     return f"{'Partial run: ' * bool(report.left_out)}{text}", why
@@ -81,7 +88,7 @@ def _verdict_of(
     """Say a verdict on a candidate and its reasons.
 
     Args:
-        cause: the finding that says what a wrong kernel does; None if there is none.
+        cause: the finding that says what a wrong kernel does, or None.
     """
     unmet = [unmet_sentence(check) for check in checks if check.status in ("failed", "missing")]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
@@ -106,7 +113,7 @@ def _sentence(suite: SuiteVerdict) -> str:
 
 
 def _passed(suites: Sequence[SuiteVerdict], left_out: Sequence[str], scope: str) -> str:
-    """Say what a candidate passed, in words that follow its name."""
+    """Say what a candidate passed, as text that follows its name."""
     scope = f", {scope}" if scope else ""
     if not left_out:
         return f"is no worse than the reference, within the stated margins{scope}"
@@ -115,17 +122,17 @@ def _passed(suites: Sequence[SuiteVerdict], left_out: Sequence[str], scope: str)
 
 
 def _not_executed(checks: Sequence[Check]) -> str:
-    """Say that the execution of a candidate's own kernels was not shown; empty where it was."""
+    """Say that the execution of a candidate's own kernels was not shown, or return an empty string if it was."""
     phases = [c.part for c in checks if c.requirement == "kernel-executed" and c.status == "not checked"]
     return (
-        f"; it is not shown that its own kernels ran in {listed(phases)}, as their names are not known"
+        f"; it is not shown that its own kernels ran in {listed(phases)}, because their names are not known"
         if phases
         else ""
     )
 
 
 def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
-    """Say what the candidate does wrong, and how it shows, in words that follow its name."""
+    """Say what the candidate does wrong, and how it shows, as text that follows its name."""
     shown = next(filter(None, map(_shown_by, regressed)), "")
     shown = f" ({shown})" if shown else ""
     if cause is not None and cause.does:
@@ -160,7 +167,7 @@ def _scope_of(report: Report) -> str:
     name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)
     claimed = report.candidate.claimed_phases or (report.layers.phases if report.layers else ())
     others = [phase for phase in ("extend", "decode") if claimed and phase not in claimed]
-    delegated = f"; {' and '.join(others)} is the reference's" if others else ""
+    delegated = f"; the reference computes {' and '.join(others)}" if others else ""
     return f"on the {name} model{': ' if reach else ''}{', '.join(reach)}{delegated}"
 
 

@@ -1,4 +1,4 @@
-"""Results in JSON, with the words beside the numbers and ids that they follow from."""
+"""Results in JSON, with their text next to the numbers and ids that it follows from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from assay.reports.wording.verdict import headline, reasons, suite_title, sweep_
 
 @singledispatch
 def with_words(part: Worded) -> dict[str, Any]:
-    """Return the words of a part of a result by the keys under which JSON has them."""
+    """Return the text of a part of a result by the keys that JSON uses for it."""
     raise TypeError(f"no words for {type(part).__name__}")
 
 
@@ -75,5 +75,5 @@ def _(part: IngestResult) -> dict[str, Any]:
 
 
 def worded_json(result: BaseModel) -> str:
-    """Write a result as indented JSON, with its words."""
+    """Write a result as indented JSON, with its text."""
     return result.model_dump_json(indent=2, by_alias=True, context={WORDS: with_words})

@@ -46,7 +46,7 @@ def test_an_invalid_shape_is_wrong_use(names: list[str]) -> None:
 
 def test_a_shape_longer_than_the_context_is_wrong_use() -> None:
     check_fit([Shape("x", 90, 10)], 100)
-    with pytest.raises(UsageError, match=r"91 \+ 10 tokens, and the model takes 100"):
+    with pytest.raises(UsageError, match=r"91 \+ 10 tokens, but the model takes 100"):
         check_fit([Shape("x", 91, 10)], 100)
 
 

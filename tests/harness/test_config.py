@@ -202,11 +202,20 @@ def test_two_sides_differ_in_what_is_named_for_one_of_them() -> None:
     assert spec.treatment == {"--page-size": ("", "16"), "environment.A": ("", "b=c")}
     assert (spec.reference.flags, spec.candidate.flags) == (("--x",), ("--x", "--page-size=16"))
     written = '[run]\nmodel = "a"\n[candidate]\nmodel = "b"\nflags = ["--y"]\nenvironment = { C = "d" }\ninterpreter = "/p"'
-    spec = from_toml(written, reference_python="/q")
-    assert spec.treatment == {"model": ("a", "b"), "--y": ("", "true"), "environment.C": ("", "d"), "interpreter": ("/q", "/p")}
+    spec = from_toml(f'{written}\nwith = ["e==1", "f==2"]', reference_python="/q")
+    assert spec.treatment == {
+        "model": ("a", "b"), "--y": ("", "true"), "environment.C": ("", "d"), "interpreter": ("/q", "/p"),
+        "packages": ("", "e==1, f==2"),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("flags", [{"candidate_arg": ("--a=1", "--b")}, {"reference_model": "x"}, {"candidate_env": ("A=b",)}])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"candidate_arg": ("--a=1", "--b")}, {"reference_model": "x"}, {"candidate_env": ("A=b",)},
+        {"candidate_with": ("a==1", "b==2")},
+    ],
+)  # fmt: skip
 def test_the_flags_that_repeat_a_run_make_the_same_sides(flags: dict[str, Any]) -> None:
     spec = make_spec({"engine_arg": ("--c",), "candidate": "triton", **flags})
     given: dict[str, Any] = {}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.text import clip, met, one_line, ranges, three_digits, times, visible
+from assay.harness.text import clip, in_units, met, one_line, points, ranges, three_digits, times, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -99,3 +99,16 @@ def test_numbers_that_were_met_are_counted_within_ranges() -> None:
     assert met(spans, 64) == "6 of 1 to 65 and 4,097"
     assert met(spans, 1) == "1 to 3, 40, 64 to 65 and 4,097"
     assert met((), 64) == "none"
+
+
+@pytest.mark.parametrize(
+    ("shown", "unit", "said"),
+    [("1", "point", "1 point"), ("-1", "nat", "-1 nat"), ("1.0", "point", "1.0 points"), ("0", "call", "0 calls")],
+)
+def test_a_unit_is_singular_for_one_alone(shown: str, unit: str, said: str) -> None:
+    assert in_units(shown, unit) == said
+
+
+@pytest.mark.parametrize(("number", "said"), [(1.0, "1 point"), (0.96, "1 point"), (1.1, "1.1 points"), (0.0, "0 points")])
+def test_points_are_a_number_with_its_unit(number: float, said: str) -> None:
+    assert points(number) == said

@@ -17,7 +17,7 @@ from assay.harness.checks import kernel_matrix
 from assay.harness.checks.check import check as check_and_read
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import Axis, KernelResult, Property, Tried
-from assay.reports.check import _MAX_REFUSALS, _cause, _covered, _not_covered, check_document, message, sentence
+from assay.reports.check import _MAX_REFUSALS, _cause, _covered, _covered_briefly, _not_covered, check_document, message, sentence
 from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
@@ -110,7 +110,9 @@ def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
     )
     assert "; worst error " in result.summary()
     said = " ".join(printed(result).split())
-    assert f"Covered: {_covered(result.coverage)};" in said
+    assert f"Covered: {_covered_briefly(result)};" in said
+    for axis, values in _covered(result.coverage):
+        assert f"{axis}: values {values}" in said, axis
     assert "Findings" not in said
     assert result.exit_code == ExitCode.PASS
 

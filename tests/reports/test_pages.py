@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from assay.reports.page import to_html
+from assay.reports.run_report import run_document
 
 pytestmark = pytest.mark.browser
 KINDS = (
@@ -62,6 +64,52 @@ def test_a_page_is_readable(kind: str, shaped: int, chrome: Any, screenshot: Any
     assert chrome.execute_script(_BROKEN) == []
     assert chrome.execute_async_script(_OVERPRINTED) == []
     assert chrome.execute_script("return [...document.querySelectorAll('button')].filter((b) => b.clientHeight > 40).length") == 0
+    assert chrome.get_log("browser") == []
+
+
+@pytest.mark.few(1)
+def test_questions_are_searched_by_text_with_the_keyboard_alone(
+    chrome: Any, screenshot: Any, examples: ModuleType, tmp_path: Path
+) -> None:
+    """Of the question, of either answer, together with what is chosen; and right answers are among them."""
+    report = examples.regression()
+    first, second, *_ = report.suites[0].flips
+    flips = (
+        first.model_copy(update={"direction": "lost", "prompt": "Answer. Who  wrote\nHAMLET?", "candidate_text": "Marlowe"}),
+        second.model_copy(update={"direction": "gained", "prompt": "Answer. Who wrote Faust?", "candidate_text": "Goethe"}),
+    )
+    steady = (second.model_copy(update={"direction": "both right", "prompt": "Answer. Who painted Guernica?"}),)
+    suite = report.suites[0].model_copy(update={"flips": flips, "steady": steady})
+    page = tmp_path / "report.html"
+    page.write_text(to_html(run_document(report.model_copy(update={"suites": (suite,)}))), encoding="utf-8")
+    chrome.get_log("browser")
+    screenshot.open_page(chrome, page)
+    chrome.execute_script("document.querySelector('.suite details').open = true")
+    search = chrome.find_element("css selector", ".filter input[type=search]")
+
+    def seen() -> list[str]:
+        shown = "return [...document.querySelectorAll('.flip')].filter((one) => one.checkVisibility()).map((one) => one.innerText)"
+        return [name for text in chrome.execute_script(shown) for name in ("HAMLET", "Faust", "Guernica") if name in text]
+
+    def searched(text: str) -> list[str]:
+        chrome.switch_to.active_element.send_keys(Keys.ESCAPE, text)  # Escape empties a field
+        return seen()
+
+    chrome.execute_script("document.querySelector('.filter select').focus()")
+    for _ in range(3):
+        if chrome.switch_to.active_element == search:
+            break
+        chrome.switch_to.active_element.send_keys(Keys.TAB)
+    assert chrome.switch_to.active_element == search, "it is reached without a mouse"
+    assert seen() == ["HAMLET", "Faust", "Guernica"]
+    assert searched("wrote hamlet") == ["HAMLET"], "over the end of a line, in any case"
+    assert searched("goethe") == ["Faust"], "in an answer that is folded"
+    assert searched("Guernica") == ["Guernica"], "a question that both got right"
+    assert searched("candidate") == [], "not in the headings that all have"
+    assert chrome.find_element("css selector", ".filter output").text == "0 of 3"
+    assert searched("who wrote") == ["HAMLET", "Faust"]
+    chrome.find_element("css selector", "select[data-by=direction] option[value=gained]").click()
+    assert seen() == ["Faust"], "both filters hold"
     assert chrome.get_log("browser") == []
 
 

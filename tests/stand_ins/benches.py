@@ -11,7 +11,7 @@ from assay.harness.config import make_spec
 from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
-from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.manifest import RESOLVED, ResolvedArguments, ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.run.bench import timed_spec
 from assay.harness.sides import ROLES, Role
@@ -37,10 +37,12 @@ def write_bench(
     packages: dict[Role, str] | None = None,
     end: str = "stop",
     tail: float = 0.0,
+    resolved: bool = False,
 ) -> BenchFolder:
     """Write a bench's folder; the arguments select what is wrong in it. `packages` has the torch that each server told.
 
-    `tail` is the share of the candidate's requests that take 20 times as long.
+    `tail` is the share of the candidate's requests that take 20 times as long. With `resolved`, the engine resolves the
+    command line of each side to the arguments that its server reports.
     """
     folder = BenchFolder.new(path, nonce)
     spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
@@ -63,6 +65,8 @@ def write_bench(
         model_hashes={"reference": "m", "candidate": "m"},
     )  # fmt: skip
     folder.write_manifest(manifest)
+    for server in servers if resolved else ():
+        folder.write(RESOLVED, ResolvedArguments(arguments=server.arguments), server.role)
     rng, clock, block = random.Random(0), 0.0, 0
     for number in range(rounds):
         for shape in shapes:

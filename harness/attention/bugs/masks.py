@@ -48,7 +48,7 @@ BUGS = (
         "ROCm/rocm-libraries#10999",
         "NVIDIA/TensorRT-LLM#18174", "pytorch/pytorch#108108", "jax-ml/jax#24491", "thu-ml/SageAttention#26"),
         measured="SageAttention 1.0.6 has it, as kernel sage_attn_as_shipped: accuracy 0.145 where the reference has 1.000, "
-        "438 of 512 questions lost (docs/compare.md)."),
+        "438 of 512 questions lost."),
     Bug("mask-one-key-too-many", "mask one key too many", "each query also sees the key after its own",
         "lets each query see the key after its own", "mask", changing(partial(_diagonal, 1)),
         code(MASKED, ".tril(keys - new + 1)", RIGHT_MASK)),

@@ -1,4 +1,4 @@
-"""One running server, in which a control file selects the layers that run the candidate: its probes and the layer bisection."""
+"""One running server whose control file selects the layers that run the candidate: its probes and the layer bisection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from assay.harness.text import ranges
 
 
 class _AnswerSet(NamedTuple):
-    """The answers to all prompts under one control, in the order of the prompts; `with_prefix` had 16 cached tokens or more."""
+    """The answers to all prompts under one control, in prompt order; `with_prefix` of them had at least 16 cached tokens."""
 
     texts: tuple[str, ...]
     with_prefix: int
@@ -64,7 +64,7 @@ class _ProbeServer:
         """
         begun = time.monotonic()
         set_control(self.evidence, Control(substitute=tuple(candidate)))
-        # The cache was filled under the last control: the K and V below a substituted layer depend on it.
+        # The cache was filled under the last control, and the K and V of later layers depend on the layers substituted then.
         cache_header(self.engine)
         asks = [ChatRequest.of(item, self.max_tokens) for item in self.items]
         said = answers(self.engine, asks, self.concurrency)
@@ -81,7 +81,7 @@ class _ProbeServer:
 
 
 def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBisection:
-    """Find the layers that must run the reference for the task to be right again; start one server for it.
+    """Find the layers that must run the reference for the task to be right again; start one server for the search.
 
     Args:
         plan: the validated run: roles, device, limits, alpha, and the questions of each probe, which share `PROMPT_HEADER`.
@@ -101,7 +101,7 @@ def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBi
             f"at least {fewest}, at alpha = {spec.policy.alpha:g}",
             f"give --questions {fewest} or more",
         )
-    check_environment(plan)
+    check_environment(plan, display.say)
     evidence = folder / "server"
     set_control(evidence, Control())
     display.say(f"Starting {spec.reference.backend} with {spec.candidate.backend} as its shadow.")
@@ -119,7 +119,7 @@ def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay
     """Bisect on a running server.
 
     The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, each set is
-    probed once; otherwise until one outcome leads clearly.
+    probed once; otherwise it is probed until one outcome leads clearly.
     """
     begun, alpha, items = time.monotonic(), spec.policy.alpha, server.items
     own = server.ask(frozenset())
@@ -147,7 +147,7 @@ def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay
         return made.outcome == "right"
 
     if can_fail(by, sum(reference), len(items), alpha):
-        waiting += [server.ask(frozenset(layers)) for _ in range(2)]  # the floor of the candidate, and its first probes
+        waiting += [server.ask(frozenset(layers)) for _ in range(2)]  # the candidate's floor, and its first probes
         candidate_floor = _floor("The candidate in all layers", waiting[0], waiting[1], display)
         search = find_layers(layers, probe, steady=not floor and not candidate_floor)
     else:

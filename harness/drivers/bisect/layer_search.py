@@ -1,13 +1,13 @@
-"""The search for the layers that must run the reference for a task to be right again. No server, no clock; it calls a probe.
+"""The search for the layers that must run the reference for a task to be right again. It uses no server and no clock.
 
 A probe receives the set of layers that run the candidate; all others run the reference. The search looks for a set R of layers
 such that the task is right with the candidate everywhere but in R, and wrong again as soon as any one layer of R is switched
 back to the candidate.
 
 The task must be right with no layer substituted (else it is too noisy to decide anything), and wrong with all of them. A set of
-layers that are right together grows from the front; bisection finds the first layer that turns it wrong, and the search continues
+layers that are right together grows from the front: bisection finds the first layer that turns it wrong, and the search continues
 after it in steps that start at the last distance and double (galloping; Bentley & Yao, Information Processing Letters 5, 82-87,
-1976), so that k of n layers cost about k log2(n / k) probes. Errors that cancel show as a layer of R that turns out not to be
+1976), so that finding k of n layers costs about k log2(n / k) probes. If errors cancel, some layer of R turns out not to be
 needed; R is then reduced by ddmin, which assumes nothing.
 """
 
@@ -19,21 +19,20 @@ from typing import Literal
 
 from pydantic import Field
 
+from assay.harness.drivers.bisect.majority import LEAD, Outcome, majority
 from assay.harness.schema import Record
 from assay.harness.statement import Statement, state
 from assay.harness.stats.ddmin import ddmin
 
-# Receives the layers that run the candidate; returns whether the task is right. One answer may be wrong.
+# Receives the layers that run the candidate; returns whether the task is right. A single answer may be wrong.
 _ProbeFunction = Callable[[frozenset[int]], bool]
 
-# Where answers are not repeatable, one must lead by so many, of at most so many.
-_LEAD, _MOST_ANSWERS = 2, 5
 _MAX_EXPLAINED_LAYERS = 4
 
 
 @dataclass(frozen=True)
 class RestoredLayer:
-    """A layer that must run the reference; `alone` is None if it was not probed with the candidate in this layer only."""
+    """A layer that must run the reference; `alone` is None if the candidate was not probed in this layer only."""
 
     layer: int
     alone: bool | None
@@ -46,12 +45,12 @@ class SearchResult(Record):
     why: Statement
     restored: tuple[RestoredLayer, ...] = Field((), description="layers that must run the reference, in order")
     monotone: bool = Field(
-        True, description="whether all answers agree with: more layers of the candidate are never better"
+        True, description="whether all answers agree that more layers of the candidate are never better"
     )
 
 
 class _Undecided(Exception):
-    """Neither outcome of a set of layers leads; has the statement of it."""
+    """Neither outcome of a set of layers leads; `why` states it."""
 
     def __init__(self, why: Statement) -> None:
         super().__init__(why.id)
@@ -59,7 +58,7 @@ class _Undecided(Exception):
 
 
 class _AnswerCache:
-    """Answers by set. No set is probed twice, except for the repeats that an unsteady server requires."""
+    """Answers by set. A set is probed only once, except for the repeats that an unsteady server requires."""
 
     def __init__(self, probe: _ProbeFunction, steady: bool) -> None:
         self._probe, self._steady = probe, steady
@@ -69,19 +68,18 @@ class _AnswerCache:
         """Return True if the task is right with the candidate in these layers. Raises `_Undecided` if no answer leads."""
         key = frozenset(candidate)
         if key not in self.known:
-            lead, most = (1, 1) if self._steady else (_LEAD, _MOST_ANSWERS)
-            right = wrong = 0
-            while abs(right - wrong) < lead and right + wrong < most:
-                answer = self._probe(key)
-                right, wrong = right + answer, wrong + (not answer)
-            if abs(right - wrong) < lead:
-                raise _Undecided(state("no-outcome-leads", layers=sorted(key), right=right, wrong=wrong))
-            self.known[key] = right > wrong
+            seen: list[Outcome] = []
+            while (outcome := majority(seen, 1 if self._steady else LEAD)) is None:
+                seen.append("good" if self._probe(key) else "bad")
+            if outcome == "skip":
+                counts = {"right": seen.count("good"), "wrong": seen.count("bad")}
+                raise _Undecided(state("no-outcome-leads", layers=sorted(key), **counts))
+            self.known[key] = outcome == "good"
         return self.known[key]
 
     @property
     def monotone(self) -> bool:
-        """True if no set that is wrong is a subset of one that is right."""
+        """True if no wrong set is a subset of a right one."""
         right = [key for key, answer in self.known.items() if answer]
         return not any(key < other for key, answer in self.known.items() if not answer for other in right)
 
@@ -89,13 +87,13 @@ class _AnswerCache:
 def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> SearchResult:
     """Find layers that must run the reference for the task to be right.
 
-    Each of them is needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work if layers
-    are only wrong together.
+    Each of them is needed: if it alone is switched back to the candidate, the task is wrong. Another set may also work if layers
+    are wrong only in combination.
 
     Args:
         layers: all layers, in the order of the model.
         probe: receives the layers that run the candidate.
-        steady: whether the same set gave the same texts when it was asked twice; one answer is enough then.
+        steady: whether the same set gave the same texts when asked twice, so that one answer is enough.
     """
     answers = _AnswerCache(probe, steady)
     try:
@@ -108,7 +106,7 @@ def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> S
         # Every wrong set so far contains a restored layer, so a restored layer that is not needed reveals non-monotone answers.
         if any(answers.right(kept | {layer}) for layer in restored):
             restored = ddmin(restored, lambda some: answers.right(frozenset(layers).difference(some)))
-        # To probe each of many layers alone would double the probes.
+        # Probing each of many layers alone would double the probes.
         alone = [frozenset({layer}) for layer in restored]
         asked = [single for single in alone if len(restored) <= _MAX_EXPLAINED_LAYERS or single in answers.known]
         explained = tuple(

@@ -23,27 +23,27 @@ from assay.harness.text import ranges
 from assay.harness.verdict import Finding
 
 _Criterion = Literal["answers", "text"]
-"""What must be right again: the answers to the questions, or the greedy texts (identical to the reference's own)."""
+"""The criterion that must hold again: right answers to the questions, or greedy texts identical to the reference's own."""
 _Outcome = Literal["right", "wrong"]
 # The reference is better than guessing if the p value of "it guesses" is below this.
 _GUESSING_ALPHA = 0.01
 
 
 class ProbeRecord(Record):
-    """One probe: the layers that ran the candidate, and their comparison with the reference alone, prompt by prompt."""
+    """One probe: the layers that ran the candidate, compared with the reference alone, prompt by prompt."""
 
     candidate: tuple[int, ...]
     right: int = Field(description="right prompts")
-    lost: int = Field(description="prompts that are right with the reference alone only")
-    gained: int = Field(description="prompts that are right with the set only")
+    lost: int = Field(description="prompts that are right only with the reference alone")
+    gained: int = Field(description="prompts that are right only with the set")
     p: float = Field(description='exact one-sided McNemar p value of "no loss"')
     outcome: _Outcome = Field(description='"wrong" if p is below alpha')
-    with_prefix: int = Field(description="prompts of which at least 16 tokens were cached")
+    with_prefix: int = Field(description="prompts with at least 16 cached tokens")
     seconds: float
 
 
 class LayerBisection(SearchResult):
-    """``bisect.json``: a layer bisection and its result. A file of another schema is not read: a bisection is repeated."""
+    """``bisect.json``: a layer bisection and its result. Files of another schema are not read: bisections are simply repeated."""
 
     schema_id: Literal["assay.bisect/7"] = Field(SCHEMA, alias="schema")
     reference: str
@@ -56,9 +56,9 @@ class LayerBisection(SearchResult):
     prompts: int = Field(description="prompts in each probe")
     alpha: float = Field(description="level of the test")
     reproduce: str = Field(description="the command that repeats the bisection")
-    by: _Criterion = Field(description="what had to be right")
+    by: _Criterion = Field(description="what had to be right: the answers, or the text")
     known: int = Field(
-        description="questions that the reference alone answers right; of too few, the text had to be right"
+        description="questions that the reference alone answers right; if too few, the text had to be right"
     )
     reference_right: int = Field(description="prompts that were right with the reference alone")
     floor: int = Field(description="prompts whose text differed when the reference alone was asked twice")
@@ -82,21 +82,21 @@ def fewest_prompts(alpha: float) -> int:
 def can_fail(by: _Criterion, right: int, prompts: int, alpha: float) -> bool:
     """Return True if a broken candidate would be noticed, given that the reference gets `right` of `prompts` right.
 
-    The loss of all right prompts must be significant (McNemar's exact test). For answers, the reference must also be clearly better
-    than guessing, because guesses are right again and again.
+    Losing all right prompts must be significant (McNemar's exact test). For answers, the reference must also be clearly better
+    than guessing, because guesses are sometimes right.
     """
     detectable = by == "text" or p_not_above(right, prompts, CHANCE) < _GUESSING_ALPHA
     return detectable and mcnemar_of_loss(right, 0) < alpha
 
 
 def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) -> tuple[_Criterion, int]:
-    """Choose answers if the reference knows enough of them to lose some, else text; return the number that it knows too."""
+    """Choose answers if the reference knows enough of them to lose some, or else text; also return the number that it knows."""
     known = sum(right_prompts("answers", items, own, own))
     return "answers" if can_fail("answers", known, len(items), alpha) else "text", known
 
 
 def right_prompts(by: _Criterion, items: Sequence[Item], own: Sequence[str], texts: Sequence[str]) -> list[bool]:
-    """Mark the texts that are right: those that give the expected letter, or those identical to the reference's own."""
+    """Mark the right texts: those that give the expected letter, or those identical to the reference's own."""
     if by == "text":
         return [text == first for text, first in zip(texts, own, strict=True)]
     return [item.is_right(parse_answer(text, item.expected)) for item, text in zip(items, texts, strict=True)]
@@ -110,7 +110,7 @@ def probe_record(
     with_prefix: int,
     seconds: float,
 ) -> ProbeRecord:
-    """Compare the candidate in a set of layers with the reference alone, prompt by prompt: whether each is right.
+    """Compare the candidate in a set of layers with the reference alone: which prompts each gets right.
 
     The set is "wrong" if it lost significantly more than it gained: McNemar's exact test, one-sided, at level alpha. Unstable
     prompts go both ways, so they make a set wrong with a probability of at most alpha.
@@ -125,7 +125,7 @@ def probe_record(
 
 
 def conclude(result: LayerBisection) -> LayerBisection:
-    """Complete a bisection by its finding.
+    """Add the finding to a bisection.
 
     Finding nothing is inconclusive if too few prompts had a cached prefix: extend over a cached prefix was then not tested.
     """
@@ -161,7 +161,7 @@ def _finding(result: LayerBisection) -> Finding:
 def _score(some: tuple[int, ...], but: Sequence[int], result: LayerBisection) -> Statement:
     probes = [probe for probe in result.probes if probe.candidate == some]
     wrong = sum(probe.outcome == "wrong" for probe in probes) > len(probes) / 2
-    probe = next(probe for probe in probes if (probe.outcome == "wrong") == wrong)  # outvoted answers are no evidence
+    probe = next(probe for probe in probes if (probe.outcome == "wrong") == wrong)  # outvoted answers are not evidence
     numbers = {name: getattr(probe, name) for name in ("right", "lost", "gained", "p")}
     return state(
         "right-with-candidate", candidate=result.candidate, layers=len(some), but=but, by=result.by, alone=result.reference_right,

@@ -1,1 +1,1 @@
-"""A command over axes: `spec` reads what is asked, `cells` makes the command lines, `run` runs them, `result` is what is left."""
+"""A command over axes: `spec` reads the request, `cells` makes the command lines, `run` runs them and collects results."""

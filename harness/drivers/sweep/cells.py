@@ -1,4 +1,4 @@
-"""A sweep -> its cells: the product of the axes, as command lines, each with a key that holds everything that decides it."""
+"""The cells of a sweep: the product of the axes, as command lines, each with a key made of everything that decides it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from assay.harness.sides import hide_flags
 from assay.harness.text import did_you_mean, visible
 
 _CODE = ("candidate", "kernel", "reference")
-# Bytes up to which a file's content is hashed; of a larger one its name, size and time: a model's weights take minutes.
+# Files up to this size in bytes are hashed; a larger one is identified by name, size and time, since weights take minutes.
 _SMALL = 1_000_000
 
 
 class Option(NamedTuple):
-    """An option of a command, or an argument, which has no flag; a switch takes no value, and some have a flag to turn them off."""
+    """An option or an argument (which has no flag) of a command; a switch takes no value, and may have a flag to turn it off."""
 
     flag: str
     switch: bool = False
@@ -38,10 +38,10 @@ def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> lis
 
     Args:
         options: options of its command by name, with ``_`` for ``-``.
-        device: kind of device, for cells that name none.
+        device: kind of device for cells that name none.
 
     Raises:
-        UsageError: an axis or a constant is no option of the command.
+        UsageError: an axis or a constant is not an option of the command.
     """
     for where, names in (("axis", [*spec.axes]), ("constant", [*spec.set])):
         for name in names:
@@ -68,7 +68,7 @@ def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> lis
 
 
 def _labels(name: str, values: Sequence[Value]) -> dict[str, str]:
-    """Return each value of an axis as it is shown: without secrets, those that then look the same told apart by numbers."""
+    """Return a label without secrets for each value of an axis; labels that would then be equal get numbers."""
     labels: dict[str, str] = {}
     for text in map(_text, values):
         label = " ".join(hide_flags([f"--{name.replace('_', '-')}", *text.split(" ")])[1:])
@@ -96,7 +96,7 @@ def _text(value: Value) -> str:
 
 
 def _identity(taken: Mapping[str, Value]) -> dict[str, object]:
-    """Return what decides a cell besides its command: the environment, the code under test, and the files that it reads."""
+    """Return everything that decides a cell besides its command: environment, code under test, and the files that it reads."""
     code = {f"code of {name}": _code_of(_text(taken[name])) for name in _CODE if name in taken}
     texts = {name: value if isinstance(value, tuple) else (value,) for name, value in taken.items()}
     files = {f"files of {name}": [_files_of(_text(part)) for part in parts] for name, parts in texts.items()}
@@ -105,8 +105,8 @@ def _identity(taken: Mapping[str, Value]) -> dict[str, object]:
 
 @cache
 def environment() -> dict[str, str]:
-    """Return the versions of what can change a result here; that of assay is the hash of its source code."""
-    # In a checkout, the parts of the package are links.
+    """Return the versions of everything that can change a result here; assay's is the hash of its source code."""
+    # In a checkout, the parts of the package are symbolic links.
     parts = sorted(path for path in Path(__file__).parents[2].iterdir() if path.is_dir())
     code = b"".join(file.read_bytes() for part in parts for file in sorted(part.resolve().rglob("*.py")))
     versions = {"python": platform.python_version(), "assay": hashlib.sha256(code).hexdigest()[:8]}
@@ -115,13 +115,13 @@ def environment() -> dict[str, str]:
 
 @cache
 def _code_of(name: str) -> str:
-    """Hash the code of a backend: its source files and the packages that they import; empty unless it is a kernel."""
+    """Hash a backend's source files and the packages that they import, or return an empty string unless it is a kernel."""
     return _hash(json.dumps(source_hashes(name), sort_keys=True)) if Backend.parse(name).is_kernel else ""
 
 
 @cache
 def _files_of(name: str) -> str:
-    """Hash a file, or all files of a folder; empty if there is nothing at the path."""
+    """Hash a file, or all files of a folder, or return an empty string if nothing exists at the path."""
     path = Path(name).expanduser()
     files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
     return _hash("\n".join(_content(file, path) for file in files if file.is_file())) if files else ""

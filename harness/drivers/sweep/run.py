@@ -1,7 +1,7 @@
-"""Running the cells of a sweep: each in a process of its own, on a pool of this machine or as tasks of Ray.
+"""Running the cells of a sweep, each in a separate process, on a pool of this machine or as Ray tasks.
 
-``<sweep>/cells/<key>/cell.json`` is written last, and there is no other state: whatever ends this process, the same sweep in the
-same folder goes on from there.
+``<sweep>/cells/<key>/cell.json`` is written last, and is the only state: however this process ends, the same sweep in the
+same folder resumes from there.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from assay.harness.text import how_ended, one_line
 from assay.harness.verdict import WORST_FIRST, Verdict, exit_code_of
 from assay.worker import run_command
 
-# Commands with a folder of evidence, and the one that goes on in it.
+# Commands with an evidence folder, and the one that can resume in it.
 _KEEPS, _RESUMES = ("run", "bench"), "run"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Times that Ray starts a cell again whose worker or node was lost: more than preemption explains.
+# Times that Ray restarts a cell whose worker or node was lost: more than preemption explains.
 _RETRIES = 8
 
 
@@ -60,18 +60,18 @@ def run_sweep(
     ray: str,
     display: ProgressDisplay,
 ) -> SweepResult:
-    """Run the cells that have not ended, or that ended in an error. An interruption is part of the result.
+    """Run the cells that are unfinished or ended in an error. An interruption is part of the result.
 
     Args:
-        cells: those of `assay.harness.drivers.sweep.cells.cells_of`.
+        cells: from `assay.harness.drivers.sweep.cells.cells_of`.
         jobs: most cells at a time on this machine; 0 for one, or one for each set of GPUs that a cell needs.
-        ray: address of a cluster, "local" to start Ray here; empty for a pool of this machine.
+        ray: address of a cluster, "local" to start Ray here, or empty to use a pool of this machine.
 
     Raises:
-        UsageError: the folder holds something else, another process sweeps there, or the cells need what is not here.
+        UsageError: the folder holds something else, another process sweeps there, or the cells need something missing here.
     """
     if not (folder / CELLS).exists() and not is_unused(folder):
-        expected = "a new folder, or that of a sweep"
+        expected = "a new folder, or the folder of a sweep"
         raise UsageError(f"{folder} exists and is not the folder of a sweep.", expected, "name another one with --out")
     begun, lock, interrupted = time.monotonic(), lock_folder(folder), False
     ended = {cell.key: done for cell in cells if (done := ended_in(folder, cell.key)) is not None}
@@ -95,7 +95,7 @@ def run_sweep(
 
 
 def ended_in(folder: Path, key: str) -> SweptCell | None:
-    """Return a cell that has ended in the folder of a sweep, or None if it has to run: what failed may work the next time."""
+    """Return a finished cell from the folder of a sweep, or None if it has to run: a failed one may work the next time."""
     try:
         cell = read_json(folder / CELLS / key / CELL, SweptCell, "run the sweep again")
     except EvidenceError:
@@ -104,7 +104,7 @@ def ended_in(folder: Path, key: str) -> SweptCell | None:
 
 
 def gpus_here() -> dict[str, str]:
-    """Return the GPUs of this machine that this process may use: name by index, as ``CUDA_VISIBLE_DEVICES`` has it."""
+    """Return the GPUs of this machine that this process may use, as name by index, numbered as in ``CUDA_VISIBLE_DEVICES``."""
     query = ["nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
@@ -116,7 +116,7 @@ def gpus_here() -> dict[str, str]:
 
 
 def _here(cells: Sequence[SweptCell], limits: Limits, folder: Path, jobs: int) -> Iterator[SweptCell]:
-    """Run cells on this machine, each with GPUs of its own, and yield them as they end."""
+    """Run cells on this machine, each with its own GPUs, and yield them as they end."""
     gpus = [*gpus_here()] if limits.gpus else []
     if len(gpus) < limits.gpus:
         problem = f"A cell needs {limits.gpus} GPUs, and this machine has {len(gpus)}."
@@ -145,12 +145,12 @@ def _here(cells: Sequence[SweptCell], limits: Limits, folder: Path, jobs: int) -
 
 
 def _on_ray(cells: Sequence[SweptCell], spec: SweepSpec, folder: Path, address: str) -> Iterator[SweptCell]:
-    """Run cells as tasks of Ray, which places them and starts them again where a worker is lost; yield them as they end."""
+    """Run cells as Ray tasks, which Ray places and restarts if a worker is lost; yield them as they end."""
     require("ray", "--ray")
     import ray
 
     code = dict(spec.runtime_env)
-    if "working_dir" in code:  # it travels to the workers, where nobody reads results, and Ray refuses 512 MiB
+    if "working_dir" in code:  # Ray sends it to the workers, which do not need the results, and refuses 512 MiB
         code["excludes"] = [*code.get("excludes", ()), "/runs/", f"/{folder.name}/"]
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, include_dashboard=False, configure_logging=False)
@@ -179,7 +179,7 @@ def _on_ray(cells: Sequence[SweptCell], spec: SweepSpec, folder: Path, address: 
 
 
 def _away(cell: SweptCell, minutes: float) -> dict[str, bytes]:
-    """Run a cell on a worker, and return the files of its folder: no file system need be shared."""
+    """Run a cell on a worker, and return the files of its folder, so that no shared file system is needed."""
     with TemporaryDirectory(prefix="assay-cell-") as made:
         folder = Path(made)
         run_cell(cell, folder, minutes, {}, threading.Event())
@@ -199,9 +199,9 @@ def _kept(files: Mapping[str, bytes], folder: Path) -> SweptCell:
 def run_cell(
     cell: SweptCell, folder: Path, minutes: float, variables: Mapping[str, str], stop: threading.Event
 ) -> SweptCell:
-    """Run the command of a cell in a process of its own, and write its record as the last of its files.
+    """Run the command of a cell in a separate process, and write the cell's record as the last of its files.
 
-    ``assay run`` goes on with what an earlier attempt left in the folder; other commands begin again. A cell that `stop` has ended
+    ``assay run`` resumes what an earlier attempt left in the folder; other commands start again. A cell that was ended by `stop`
     has no verdict.
     """
     begun, name = time.monotonic(), cell.command[0]
@@ -223,9 +223,9 @@ def run_cell(
 
 
 def _outcome(folder: Path, status: int | None, minutes: float) -> tuple[Verdict, str]:
-    """Return the verdict and the result in a sentence: a verdict counts if exit code and result agree."""
+    """Return the verdict and the result as a sentence: a verdict counts only if exit code and result agree."""
     if status is None:
-        return "error", f"It was ended: it did not end within {minutes:g} min."
+        return "error", f"It was ended: it did not finish within {minutes:g} min."
     lines = [line for line in (folder / LOG).read_text(errors="replace").split("\n") if line.strip()]
     last = one_line(lines[-1] if lines else "", 400)
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -234,6 +234,6 @@ def _outcome(folder: Path, status: int | None, minutes: float) -> tuple[Verdict,
         if verdict in get_args(Verdict) and status == exit_code_of(verdict):
             return verdict, one_line(str(document.get("headline") or last.partition("): ")[2] or last), 400)
     if status == ExitCode.PASS:
-        return "error", f"It exited with 0, and its result does not say that it passed: {last}"
+        return "error", f"It exited with 0, but its result does not say that it passed: {last}"
     how = f"Exit code {status}" if status in (*ExitCode,) else f"Its process {how_ended(status)}"
     return "error", f"{how}: {last}"

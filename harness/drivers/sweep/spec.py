@@ -1,4 +1,4 @@
-"""What a sweep is asked, from ``sweep.toml`` and ``--set``, and what it leaves; `assay.harness.schema.RULE` holds for that."""
+"""The request of a sweep, from ``sweep.toml`` and ``--set``, and its result, to which `assay.harness.schema.RULE` applies."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SCHEMA: Literal["assay.sweep/3"] = "assay.sweep/3"
 _Command = Literal["check", "replay", "run", "bench"]
 COMMANDS: tuple[_Command, ...] = get_args(_Command)
 Value = str | int | float | bool | tuple[str | int | float, ...]
-"""The value of a flag: true or false for a switch, several for one that is repeated."""
+"""The value of a flag: true or false for a switch, several for a flag that may be repeated."""
 DEVICE_AXIS = "accelerator"
-"""The axis that is no flag: the kind of GPU that a cell needs."""
+"""The axis that is not a flag: the kind of GPU that a cell needs."""
 
 
 CELLS, CELL, OUT = "cells", "cell.json", "out"
-"""Folder of a sweep with a folder for each cell, named by its key; the cell's record there, and the evidence of its command."""
+"""A sweep's folder of cells, each in a folder named by its key; the cell's record there, and the evidence of its command."""
 RESULT, LOG = "result.json", "log.txt"
-"""Files of a cell beside its record: what the command printed with ``--json``, and everything else that it printed."""
+"""Files next to a cell's record: what the command printed with ``--json``, and everything else that it printed."""
 
 
 class Limits(Settings):
-    """What a cell needs, and what it may take. A cell that takes longer is ended, and its verdict is error."""
+    """The resources and the time of a cell. A cell that takes longer is ended, and its verdict is error."""
 
     gpus: int = Field(0, ge=0, description="GPUs of a cell; it sees no others")
     accelerator: str = Field("", description="kind of GPU, as Ray names it: H100, A100, L4; only with --ray")
@@ -42,21 +42,21 @@ class Limits(Settings):
 
 
 class SweepSpec(Settings):
-    """Everything that decides what a sweep does. Names of flags are spelled with ``_`` for ``-``."""
+    """Everything that decides what a sweep does. Names of flags use ``_`` for ``-``."""
 
     command: _Command
     axes: dict[str, tuple[Value, ...]] = Field(min_length=1, description="values by name of a flag, or of accelerator")
     set: dict[str, Value] = Field({}, description="values of further flags, the same for every cell")
     exclude: tuple[dict[str, Value], ...] = Field(
-        (), description="combinations that are left out: those with all of these values"
+        (), description="combinations to leave out: those with all of these values"
     )
     limits: Limits = Limits()
-    runtime_env: dict[str, Any] = Field({}, description="environment of the workers, as Ray has it; only with --ray")
+    runtime_env: dict[str, Any] = Field({}, description="environment of the workers, in Ray's format; only with --ray")
 
     @field_validator("axes", "set", "exclude", mode="before")
     @classmethod
     def _spelled_alike(cls, given: Any) -> Any:
-        """Spell names with ``_``, and take one value of an axis for a list of one."""
+        """Spell names with ``_``, and turn a single value of an axis into a list."""
         if isinstance(given, list | tuple):
             return [cls._spelled_alike(part) for part in given]
         return {name.replace("-", "_"): value for name, value in given.items()} if isinstance(given, dict) else given
@@ -80,22 +80,22 @@ class SweepSpec(Settings):
 
 
 class SweptCell(Part):
-    """A cell of a sweep: a command of assay for one combination of the values of the axes."""
+    """A cell of a sweep: an assay command for one combination of the axes' values."""
 
     key: str = Field(description="hash of what decides it: command, code under test, files, environment, device kind")
     command: tuple[str, ...] = Field(
         description='words of the command without secrets, such as "check", "mine:forward", "--size=full"'
     )
-    given: tuple[str, ...] = Field((), exclude=True, repr=False, description="the same words as they are run")
+    given: tuple[str, ...] = Field((), exclude=True, repr=False, description="the same words as actually run")
     axes: dict[str, str] = Field(description="value by name of axis, without secrets")
     verdict: Verdict | None = Field(None, description="null for a cell that did not run")
-    headline: str = Field("", description="the result in a sentence")
+    headline: str = Field("", description="the result as a sentence")
     problem: str = Field("", description="why the result is missing")
     seconds: float = 0.0
     environment: dict[str, str] = Field(
         {}, description="versions where it ran: Python, assay, packages that can change a result"
     )
-    earlier: bool = Field(False, description="whether an earlier sweep in this folder had run it")
+    earlier: bool = Field(False, description="whether an earlier sweep in this folder ran it")
 
 
 class SweepResult(Decided, Worded):
@@ -115,10 +115,10 @@ class SweepResult(Decided, Worded):
 
 
 def make_spec(source: str, sets: Sequence[str]) -> SweepSpec:
-    """Read a ``sweep.toml``, or take a command's name for one, and add the axes of ``--set``, which replace those of the file.
+    """Read a ``sweep.toml``, or use a command's name instead, and add the axes of ``--set``, which replace the file's.
 
     Raises:
-        UsageError: the file cannot be read, or something in it is not as it should be.
+        UsageError: the file cannot be read, or something in it is invalid.
     """
     if source not in COMMANDS and not Path(source).is_file():
         expected = f"a sweep.toml, or one of {', '.join(COMMANDS)} with --set"

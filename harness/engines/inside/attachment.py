@@ -44,7 +44,7 @@ class ControlReader:
 
 
 class Attachment:
-    """The attachments of one process. There is one, even where prefill and decode have different backends.
+    """The attachments of one process, a single object even if prefill and decode have different backends.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``), which holds the control.
@@ -71,12 +71,12 @@ class Attachment:
         self._last_layer: int | None = None
 
     def attached_to(self, name: str) -> None:
-        """Note that outputs of the backend of this name are observed."""
+        """Record that outputs of the backend of this name are observed."""
         self._right.references.add(name)
         self._faulty.references.add(name)
 
     def observes(self, batch: Any) -> bool:
-        """Return True if calls of a batch are observed: it has to be known before a layer's output is computed."""
+        """Return True if calls of a batch are observed, which must be known before a layer's output is computed."""
         if self._batch is not batch:
             self._start(batch)
         return not self._off
@@ -89,7 +89,7 @@ class Attachment:
             reference: name of the backend that computed it.
 
         Raises:
-            KernelRefused: a layer is to be substituted, and the pass cannot be.
+            KernelRefused: a layer should be substituted, but the pass cannot be.
         """
         observed = self.observes(made.batch)
         self._highest = max(self._highest, made.layer)
@@ -101,7 +101,7 @@ class Attachment:
         return self._observed(made, out, reference)
 
     def _start(self, batch: Any) -> None:
-        """Start a pass: what the control says now applies until the pass ends."""
+        """Start a pass: the current control applies until the pass ends."""
         self._batch, self._pass = batch, None
         if self._highest >= 0:
             self._last_layer = max(self._highest, self._last_layer or 0)
@@ -116,7 +116,7 @@ class Attachment:
 
     @property
     def _shadow(self) -> Shadow:
-        """The shadow that the control speaks of."""
+        """The shadow that the control selects."""
         return self._faulty if self._setting.control.fault else self._right
 
     def _observed(self, call: ObservedCall, out: Tensor, reference: str) -> Tensor:
@@ -165,7 +165,7 @@ class Attachment:
         return computed.contiguous()
 
     def _refuse(self, made: ObservedCall, error: KernelRefused) -> None:
-        """Note that a call is not observed. Raises the error if its layer is to be substituted."""
+        """Record that a call is not observed. Raises the error if its layer should be substituted."""
         control = self._setting.control
         if made.layer in control.substitute:
             raise error

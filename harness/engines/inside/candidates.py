@@ -16,12 +16,12 @@ from assay.harness.engines.inside.observed_call import ObservedCall
 
 @dataclass(frozen=True)
 class Computes:
-    """What a candidate computes.
+    """The phases and the noise of a candidate.
 
     Attributes:
         phases: the phases.
         noise: its noise family, as `assay.harness.attention.noise.family` knows it.
-        reads_given: whether it has K and V of new tokens as the layer gave them, where a cache stores fewer bits.
+        reads_given: whether it has K and V of new tokens as the layer gave them, if a cache stores fewer bits.
     """
 
     phases: tuple[str, ...]

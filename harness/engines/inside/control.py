@@ -1,6 +1,6 @@
 """Control of a server that the harness started: environment variables at its start, and files while it runs.
 
-The server reads this file, the control, at the start of each pass: a scheduler reacts to nothing but requests. A request that is
+The server reads this file, the control, at the start of each pass, because a scheduler reacts only to requests. A request that is
 sent after `set_control` has returned is certain to see the new control. A server without the file does nothing.
 """
 
@@ -41,7 +41,7 @@ refused."""
 FAULTS = "ASSAY_FAULTS"
 """Environment variable: not empty in a server that may be asked to seed a fault (`Control.fault`). Needs `EVIDENCE`."""
 MODEL_HASH = "ASSAY_MODEL_HASH"
-"""Environment variable: hash of the model's files, noted in the replay pack."""
+"""Environment variable: hash of the model's files, recorded in the replay pack."""
 
 CONTROL = "control.json"
 """File of the control, in a server's folder."""
@@ -56,8 +56,8 @@ class TracedRequest(Record):
 
     Attributes:
         request: the engine's id. Other requests of its batches are not kept.
-        until: position of the last query that is kept, from 0. Of the pass that computes it, K and V of all tokens up to it are
-            kept as attention reads them.
+        until: position of the last query to keep, from 0. Of the pass that computes it, K and V of all tokens up to it are kept as
+            attention reads them.
     """
 
     request: str
@@ -69,12 +69,11 @@ class Control(Record):
 
     Attributes:
         shadow: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switching it
-            off and on again starts a new session, which forgets the one before.
+            off and on again starts a new session, which discards the previous one.
         substitute: layers in which the model uses the candidate's output, in the phases that the candidate computes.
         trace: label under which attention outputs are kept, or empty to keep none. Letters, digits, ``.``, ``_`` and ``-``. A label
             serves one request; the next request needs a new label.
-        traced: the request that is traced, in whatever batch it is, with its inputs; by default the only one of every pass, without
-            inputs.
+        traced: the request to trace, in any batch, with its inputs; by default the only request of every pass, without inputs.
         fault: id of a fault of `assay.harness.attention.bugs.family.BY_ID` that outputs have, or empty without a fault. With
             `shadow`, only those of the candidate in the shadow have it, in a separate session; otherwise those that the model
             uses.
@@ -99,7 +98,7 @@ class Control(Record):
 
     @property
     def replaces(self) -> bool:
-        """True if the model gets other outputs than the serving backend's."""
+        """True if the model gets outputs other than the serving backend's."""
         return bool(self.substitute) or bool(self.fault and not self.shadow)
 
     @field_validator("substitute")

@@ -1,7 +1,7 @@
 """A seeded fault inside a running server: while the control names one, outputs have it. Nothing is restarted.
 
-With the shadow off, what the model uses has the fault. With the shadow on, only the candidate in it has, and what it measures goes
-to a folder of its own (`SENSITIVITY`), which no verdict on the candidate reads.
+With the shadow off, the backend that the model uses has the fault. With the shadow on, only the candidate in it has, and its
+measurements go to a separate folder (`SENSITIVITY`), which no verdict on the candidate reads.
 
 A call that the kernel contract cannot express stays right, and is counted as such: a fault must not stop a server.
 """
@@ -36,7 +36,7 @@ class Faults:
         self._why = ""
 
     def switch(self, fault: str, token: str) -> None:
-        """Switch to a fault, empty for none, under a new setting of the control."""
+        """Switch to a fault, or to none if `fault` is empty, under a new setting of the control."""
         if token == self._token:
             return
         self._fault, self._token = fault, token
@@ -48,7 +48,7 @@ class Faults:
 
         Args:
             out: its right output.
-            noisy: whether `out` has the noise of a declared quantisation, which the wrong output then has as well.
+            noisy: whether `out` has the noise of a declared quantisation, which the wrong output then also gets.
         """
         self._calls += 1
         try:

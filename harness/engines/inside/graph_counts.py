@@ -50,7 +50,7 @@ class GraphCounts:
             self._host = torch.zeros(_MAX_GRAPHS, dtype=torch.int64, pin_memory=True)
 
     def capture(self, row: int, layer: int) -> None:
-        """Note a call of the pass that is being captured. At the first call of a pass, capture the counting as well.
+        """Record a call of the pass that is being captured. At the first call of a pass, capture the counting as well.
 
         A layer that occurs again starts a new pass.
 

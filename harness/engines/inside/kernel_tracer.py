@@ -1,8 +1,8 @@
 """Lists the kernels that run in a forward pass, while the control names a profile: the proof that a kernel ran.
 
 One pass of each kind is traced under a label: extend without a cached prefix, extend with one, and decode. ``torch.profiler`` shows
-the kernels on a GPU, those of replayed CUDA graphs included, and PyTorch's operators. Triton's interpreter launches nothing that a
-profiler sees, so its launches are noted where it makes them. While no profile is asked for, a pass costs one ``stat``.
+the kernels on a GPU, including those of replayed CUDA graphs, and PyTorch's operators. Triton's interpreter launches nothing that a
+profiler sees, so its launches are recorded where it makes them. While no profile is requested, a pass costs one ``stat``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class KernelTracer:
         """Whether the current pass is traced."""
 
     def served_by(self, backend: str, declared: Declaration) -> None:
-        """Note the attention backend of the passes, and the declaration of its kernel."""
+        """Record the attention backend of the passes, and the declaration of its kernel."""
         self._backend, self._declared = backend, declared
 
     def run(self, forward: Callable[[], Any], kind: Callable[[], tuple[str, bool] | None]) -> Any:
@@ -140,7 +140,7 @@ def kernel_tracer(folder: Path) -> KernelTracer:
 
 
 def _order(item: tuple[_Seen, int]) -> tuple[Any, ...]:
-    """Return a sort key: what attention launched first, then by launches."""
+    """Return a sort key: kernels launched by attention first, then by launches."""
     (kind, name, _, attention), launches = item
     return attention is False, kind, -launches, name
 
@@ -148,7 +148,7 @@ def _order(item: tuple[_Seen, int]) -> tuple[Any, ...]:
 def _kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
     """Count launches by kernel, in the events of a profile.
 
-    Kernels on a device are listed wherever they were launched. PyTorch's operators are listed only inside of attention calls.
+    Kernels on a device are listed wherever they were launched. PyTorch's operators are listed only inside attention calls.
     """
     on_host = [event for event in events if event.device_type() == DeviceType.CPU]
     ranges = sorted(
@@ -195,7 +195,7 @@ def _interpreter_launches(note: Callable[[Any], None]) -> Iterator[None]:
 
 
 def _triton_functions(package: str) -> tuple[str, ...]:
-    """Return the names of the Triton functions that the imported modules of a distribution define; without one the set is empty."""
+    """Return the names of the Triton functions that the imported modules of a distribution define; none for an empty name."""
     if not package or "triton" not in sys.modules:
         return ()
     from triton.runtime.jit import KernelInterface
@@ -209,7 +209,7 @@ def _triton_functions(package: str) -> tuple[str, ...]:
 
 
 def _inner(function: Any) -> Any:
-    """Return the Python function inside of a Triton function, which an autotuner may wrap."""
+    """Return the Python function inside a Triton function, which an autotuner may wrap."""
     while hasattr(function, "fn"):
         function = function.fn
     return function

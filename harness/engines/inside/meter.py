@@ -1,4 +1,4 @@
-"""Counts attention calls inside a server by backend, kernel, phase and layer, and notes each prefill batch.
+"""Counts attention calls inside a server by backend, kernel, phase and layer, and records each prefill batch.
 
 A delegated call is counted once, under the backend that computes it, with the name of the backend that delegated it.
 """
@@ -36,7 +36,7 @@ def _graph_counts(folder: Path) -> GraphCounts:
 
 
 class _Admissions:
-    """Notes every prefill batch once, at its lowest layer: request ids, and new tokens and cached prefix of each request."""
+    """Records every prefill batch once, at its lowest layer: request ids, and new tokens and cached prefix of each request."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class _Admissions:
         self._run = nonce_of_process()
 
     def note(self, layer: int, requests: Sequence[str], new: Sequence[int], prefix: Sequence[int]) -> None:
-        """Note a batch if this is its first layer: request ids, and new and cached tokens of each."""
+        """Record a batch if this is its first layer: request ids, and new and cached tokens of each."""
         if self._layer is None or layer < self._layer:
             self._layer = layer
         if layer != self._layer:
@@ -68,7 +68,7 @@ def admissions(folder: Path) -> _Admissions:
 
 @cache
 def replays(folder: Path) -> Callable[[str, int], None]:
-    """Return what counts a pass of this process that a CUDA graph served, by its phase and its number of requests."""
+    """Return a function that counts a pass of this process served by a CUDA graph, by its phase and its number of requests."""
     file = CounterFile(folder / REPLAYS, str(os.getpid()), nonce_of_process())
     rows = {
         phase: file.row(CounterRow(backend="", kernel="CUDA graph", phase=phase, cached_prefix=False, captured=True))
@@ -82,7 +82,7 @@ class Meter:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        kind: the key of a counter: backend, kernel and phase, who delegated it, and whether it is interpreted; prefix and graphs
+        kind: key of a counter: backend, kernel and phase, the delegating backend, and whether it is interpreted; prefix and graphs
             are not set.
         device: torch device on which it computes.
     """
@@ -97,7 +97,7 @@ class Meter:
         self._compiled = compilable(lambda layer: self.count(layer, kind.phase == "decode", True))
 
     def count(self, layer: int, cached: bool, compiled: bool = False) -> None:
-        """Count a call, or what a captured one will be."""
+        """Count a call, or, in a capture, the calls that it will become."""
         if capturing():
             self._graphs.capture(self._row(self._kind.phase == "decode", True, compiled), layer)
         else:

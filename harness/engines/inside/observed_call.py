@@ -45,11 +45,11 @@ class ForwardPass:
 
 
 class ObservedCall(Protocol):
-    """A call at a boundary of an engine's model, as the engine makes it: making one must cost next to nothing.
+    """A call at a boundary of an engine's model, as the engine makes it: making this object must cost next to nothing.
 
     Attributes:
         phase: "extend" or "decode".
-        forward_pass: the pass, once it was described: of a call that is observed, after the reference has computed it.
+        forward_pass: the pass, once described: for an observed call, after the reference has computed it.
     """
 
     phase: Phase
@@ -65,11 +65,11 @@ class ObservedCall(Protocol):
 
     @property
     def batch(self) -> Any:
-        """The engine's batch, which all layers of a pass have in common; compared by identity."""
+        """The engine's batch, which all layers of a pass share; compared by identity."""
 
     @property
     def is_served(self) -> bool:
-        """True if the batch has requests; without one it is the engine's own, for warm-up or the capture of CUDA graphs."""
+        """True if the batch has requests; a batch without any is the engine's own, for warm-up or the capture of CUDA graphs."""
 
     @property
     def requests(self) -> Sequence[str]:
@@ -83,7 +83,7 @@ class ObservedCall(Protocol):
 
     @property
     def given(self) -> tuple[Tensor, Tensor] | None:
-        """Return the K and V of `own` where the cache stores them in fewer bits, else None."""
+        """Return the K and V of `own` if the cache stores them in fewer bits, or None."""
 
     def pack(self, who: str) -> AttentionCall:
-        """Gather the tensors as a call of the kernel contract for `who`. Raises KernelRefused for what that cannot express."""
+        """Gather the tensors as a call of the kernel contract for `who`. Raises KernelRefused for anything it cannot express."""

@@ -24,8 +24,8 @@ from assay.harness.files import write_whole
 
 # Most sampled calls per stratum.
 _RESERVOIR = 4
-# Shares of the budget: of one call, of one sequence with one kv head (which cannot be cut further without losing queries), and of
-# the worst calls together.
+# Shares of the budget: for one call, for one sequence with one kv head (which cannot be cut further without losing queries), and
+# for the worst calls together.
 _MAX_CALL_SHARE, _MAX_CUT_SHARE, _MAX_WORST_SHARE = 1 / 32, 1 / 8, 1 / 2
 _OVERHEAD = 4096  # a safetensors header and an entry of the manifest
 
@@ -72,7 +72,7 @@ class PackWriter:
             raise UsageError(
                 f"The budget of the replay pack is {budget_bytes} bytes.", "a positive number", "give a larger budget"
             )
-        # Processes that share the heads record into folders of their own within that of rank 0.
+        # Processes that share the heads record into separate folders within that of rank 0.
         others = [path for path in folder.iterdir() if not path.name.startswith("rank-")] if folder.exists() else []
         if others and not (folder / MANIFEST).exists():
             raise UsageError(
@@ -104,13 +104,12 @@ class PackWriter:
         worst_at: tuple[int, int, int] = (0, 0, 0), first_head: int = 0, candidate: Tensor | None = None,
         prefix: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        """Keep a copy of a call: as the worst of its layer and phase if an error is given, else as a sample.
+        """Keep a copy of a call: as the worst of its layer and phase if an error is given, or else as a sample.
 
         A call that is too large is cut to one sequence, and then to one kv head with its q heads; the condition of the kept
         sequence does not change. A sequence that is still too large is cut to some of its queries, from the first to the worst if
-        they fit,
-        with the keys that they see: as if its new tokens had ended there. Only if that is too large as well do the queries
-        before count as cached prefix.
+        they fit, with the keys that they see, as if its new tokens had ended there. Only if that is too large as well do the
+        queries before count as cached prefix.
 
         Args:
             call: the call, of the layer and phase that its spec names.
@@ -119,7 +118,7 @@ class PackWriter:
             worst_at: sequence, q head and query of the sequence to keep if the call is cut.
             first_head: the call's first q head's number in the model.
             candidate: the candidate's output in the same shape, or None if it did not compute the call.
-            prefix: cached prefix of each sequence, where the call has only the last keys of some; by default those of the call.
+            prefix: cached prefix of each sequence, if the call has only the last keys of some; by default the call's own.
         """
         outputs = {"reference": reference} if candidate is None else {"reference": reference, CANDIDATE: candidate}
         prefix = tuple(call.prefixes if prefix is None else prefix)
@@ -140,7 +139,7 @@ class PackWriter:
         self._evict()
 
     def flush(self) -> None:
-        """Write what changed. At any moment the manifest on disk only names complete files.
+        """Write the changes. At any moment the manifest on disk names only complete files.
 
         Raises:
             EvidenceError: the disk is full or not writable.
@@ -228,7 +227,7 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
 
 
 def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> slice | None:
-    """Choose the queries of the one sequence in `tensors` that fit with their keys, up to the worst one or more, if any do."""
+    """Choose the queries of the one sequence in `tensors` that fit with their keys, up to at least the worst one, if any fit."""
 
     def bytes_of(rows: int, *names: str) -> int:
         some = (tensors[name] for name in names if name in tensors and len(tensors[name]) == rows)
@@ -249,7 +248,7 @@ def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> s
 def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[str, Tensor]:
     """Take some queries of the one sequence in `tensors`, and the keys that the last of them sees.
 
-    Causal attention is right-aligned, so they get the same answers as a call of their own.
+    Causal attention is right-aligned, so they get the same answers as in a separate call.
     """
     keys = len(tensors["k"]) - new + queries.stop
     rows = dict.fromkeys(("q", "reference", CANDIDATE), queries) | dict.fromkeys(BY_KEY, slice(keys))

@@ -2,7 +2,7 @@
 
 On sampled queries of every call both outputs are compared with the truth, and with honest implementations of the candidate's noise
 family. All errors are reduced on the device and written at intervals. Calls are recorded into a replay pack.
-Whatever the candidate does, the model gets the reference's output: if the candidate raises, that is noted and the server goes on.
+Whatever the candidate does, the model gets the reference's output: if the candidate raises, this is recorded; the server goes on.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MAX_PASSES = 256  # kept in memory until the worst cases among them are resolve
 
 
 def _beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
-    """Return the noise family of an engine's own backends: with a cache of fewer bits they store q and weights in as few."""
+    """Return the noise family of an engine's own backends: with a cache of fewer bits they store q and weights in as few bits."""
     return BESIDE_FP8 if stored else ""
 
 
@@ -69,14 +69,14 @@ class LayerSums:
         Returns the worst query and head by relative L1, and by the sum of |out - reference|, which is not misled by a query whose
         reference is nearly zero: each as the number, float64 [], and its index into [rows, heads], on the device.
         """
-        # Where the reference is not finite, nothing is expected of the candidate.
+        # Where the reference is not finite, the candidate's output does not matter.
         sums = query_sums(out, reference.masked_fill(~reference.isfinite(), torch.nan))[..., : len(DISTANCE)]
         self._sums.index_add_(0, conditions, sums)
         worst = (relative_l1(sums).flatten().max(0), sums[..., DISTANCE.index("difference")].flatten().max(0))
         return [(value, at) for value, at in worst]
 
     def cells(self, layer: int, first_head: int) -> ErrorTable:
-        """Return the observed cells of a layer; `first_head` is the first that this process computes."""
+        """Return the observed cells of a layer; `first_head` is the first head that this process computes."""
         sums = self._sums.cpu().numpy()
         seen = sums[..., -3:].any(-1)
         index = cell_index(layer, range(first_head, first_head + self.heads), range(CONDITION_COUNT))
@@ -93,8 +93,8 @@ class Shadow:
         rank: rank of this process among those that share the heads (tensor parallelism).
         ranks: number of these processes.
         clock: a clock, in seconds.
-        native_noise: returns the noise family of backends of the engine in a phase, with a cache of fewer bits or without.
-        limits: of the engine; with them, compared calls are counted by the conditions of a verdict.
+        native_noise: returns the noise family of the engine's own backends in a phase, with a cache of fewer bits or without.
+        limits: the engine's limits; with them, compared calls are counted by the conditions of a verdict.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Shadow:
         self.start_session()
 
     def start_session(self) -> None:
-        """Forget what an earlier session summed up and recorded. The next write replaces its files.
+        """Discard the sums and records of an earlier session. The next write replaces its files.
 
         Raises:
             UsageError: the pack's folder holds something else.
@@ -120,7 +120,7 @@ class Shadow:
         self._writer = self._new_writer() if self._new_writer else None
         self._counting = EnvelopeCounting(self._limits) if self._limits else None
         # Written at intervals and kept until the session ends: sums by layer, or by layer and phase, each made at its
-        # first call; of a candidate that did not compute a call, or could not be compared or recorded, the first reason.
+        # first call; for calls that were not computed, compared or recorded, the first reason.
         self._phases: tuple[str, ...] = ()
         self._noise = ""
         self._features: dict[str, None] = {}
@@ -135,7 +135,7 @@ class Shadow:
         self._worst: dict[tuple[int, Phase], Tensor] = {}
         self._cases: dict[tuple[int, Phase], WorstCase] = {}
         self._passes: dict[int, ForwardPass] = {}
-        # Of the pass that goes on, set by `_enter` at its first call: conditions of its queries (on the host and on the device),
+        # About the current pass, set by `_enter` at its first call: conditions of its queries (on the host and on the device),
         # which of them are compared with the truth, and its conditions in a verdict.
         self._pass: ForwardPass | None = None
         self._numbers = self._rows = np.empty(0, np.int64)
@@ -180,7 +180,7 @@ class Shadow:
         self._failed[layer, phase] = FailedCalls(layer=layer, phase=phase, calls=calls, text=text)
 
     def _enter(self, call: ObservedCall, out: Tensor) -> None:
-        """Take note of the call's pass if it is a new one."""
+        """Record the call's pass if it is a new one."""
         if call.forward_pass is self._pass:
             return
         if len(self._passes) == _MAX_PASSES:
@@ -237,11 +237,11 @@ class Shadow:
             self._truth[layer, call.phase].add(
                 packed, (got, reference), self._rows, self._numbers, seed, worst, call.forward_pass.prefix, given,
             )  # fmt: skip
-        except Exception as error:  # such as out of memory: the layer lacks its comparison, and that is said
+        except Exception as error:  # such as out of memory: the layer lacks its comparison, which is reported
             self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
     def _reference_noise(self, phase: Phase, stored: bool) -> str:
-        """Return the noise family of the serving backend in a phase that it computes itself, else an empty string."""
+        """Return the noise family of the serving backend in a phase that it computes itself, or an empty string."""
         own = [Backend.parse(name) for name in self.references]
         declared = next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
         computes = any(backend.is_kernel and phase in backend.phases for backend in own)

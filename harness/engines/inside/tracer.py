@@ -1,8 +1,8 @@
 """Keeps the attention outputs that the model used, for one request under one label, within a byte budget.
 
 Kept rows are gathered on the device after each layer and written when the pass has ended. Of a request that the control names, in
-whatever batch it is, every row up to a position is kept with its q, K and V, and K and V of the whole sequence as the last of them
-reads them.
+any batch, every row up to a position is kept with its q, K and V, as well as K and V of the whole sequence as the last of these
+rows reads them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MAX_ROWS = 32
 
 @dataclass(eq=False)
 class _Pending:
-    """The part of the current pass that is kept.
+    """The kept part of the current pass.
 
     Attributes:
         phase: "extend" or "decode".
         sequence: index of the request in the batch.
-        rows: of the pass, int64 [rows].
-        positions: of each row in its request, int64 [rows].
+        rows: rows of the pass, int64 [rows].
+        positions: position of each row in its request, int64 [rows].
         tokens: ids, [rows].
         last: whether the last of them is the last that is wanted of the request.
         tensors: the tensors to write, by name in the file.
@@ -56,7 +56,7 @@ class _Label:
     passes: int = 0
     pending: _Pending | None = None
     reached: bool = False
-    """Whether the last position that is wanted was kept: what comes later is not missed."""
+    """Whether the last wanted position was kept, so that later passes need not be."""
 
 
 class Tracer:
@@ -77,7 +77,7 @@ class Tracer:
         self._bytes = 0
 
     def keep(self, label: str, call: ObservedCall, used: Tensor, traced: TracedRequest | None = None) -> None:
-        """Keep rows of the output that the model uses, [tokens, num_q_heads * head_dim_v], and of a request that is named more."""
+        """Keep rows of the output that the model uses, [tokens, num_q_heads * head_dim_v], and more of a named request."""
         if label in self._refused:
             return
         requests = call.forward_pass.requests
@@ -106,7 +106,7 @@ class Tracer:
         kept.pending.tensors |= tensors
 
     def refuse(self, label: str, why: str) -> None:
-        """Refuse a trace: keep nothing under its label from now on, and note why. One that is complete stays as it is."""
+        """Refuse a trace: keep nothing under its label from now on, and record why. A complete trace stays as it is."""
         if label in self._labels and self._labels[label].reached:
             return
         if label not in self._refused:
@@ -139,7 +139,7 @@ def rows_of(new: int) -> np.ndarray:
 
 
 def _rows_of_pass(call: ObservedCall, sequence: int, traced: TracedRequest | None, device: torch.device) -> _Pending:
-    """Choose the rows that are kept of a pass: of a request that is named, all up to its position, which may be none."""
+    """Choose the rows of a pass to keep: of a named request, all up to its position, which may be none."""
     of_pass: ForwardPass = call.forward_pass
     new, prefix = of_pass.new[sequence], of_pass.prefix[sequence]
     chosen = rows_of(new) if traced is None else np.arange(min(new, max(0, traced.until + 1 - prefix)))

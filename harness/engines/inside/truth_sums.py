@@ -1,6 +1,6 @@
-"""Compares the candidate's and the reference's output with the truth, and with what honest implementations compute, on the device.
+"""Compares the candidate's and the reference's output with the truth, and with honest implementations, on the device.
 
-Only sampled queries are compared (`sampled_rows`). Sums are kept by cell; nothing of the size of an output is.
+Only sampled queries are compared (`sampled_rows`). Sums are kept by cell; nothing as large as an output is kept.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _at_border(position: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 _DIFFERENCE, _NONFINITE, _ALONG = (SUMS.index(name) for name in ("difference", "nonfinite", "along"))
-# How many times as near a query's output must be to attention with another window. Noise alone does not come so near: over the
-# numbers of a query, it points in no direction.
+# How many times as near a query's output must be to attention with another window. Noise alone does not come so near, because it
+# points in no direction over the elements of a query.
 _NEARER = 1.25
 # How much farther than by one rounding a stored number may be from the exact quotient: the quotient is rounded too.
 _DIVIDED = 1.1
@@ -98,15 +98,15 @@ class TruthSums:
     Args:
         candidate_noise: name of the candidate's noise family.
         reference_noise: name of the reference's noise family.
-        reads_given: whether the candidate has K and V as they were given too, and may read either.
+        reads_given: whether the candidate also has K and V as they were given, and may read either.
 
     Attributes:
         heads: q heads that this process computes.
         dtype: dtype of the calls, such as "float16", or empty before the first.
         accumulation: arithmetic of the candidate's family on the calls' device.
-        known: what either computed that is known and is not exactly the call; see `Known` and `_as_asked`.
-        felt: feature that a call asked for -> whether it changed the output of a query by more than the query's bound. A kernel
-            that ignores one that no query feels is not told from a right one.
+        known: known computations by either that are not exactly the call; see `Known` and `_as_asked`.
+        felt: whether each feature that a call asked for changed the output of a query by more than the query's bound. A kernel
+            that ignores a feature that no query feels looks right.
 
     Raises:
         ValueError: the family does not exist.
@@ -134,23 +134,23 @@ class TruthSums:
             outputs: the candidate's and the reference's, each [total_q, num_q_heads, head_dim_v].
             rows: the queries to compare, by row.
             conditions: condition of each query of the call, [total_q].
-            seed: of what honest implementations draw: another one for each call, as roundings of one say nothing of those
-                of the next.
-            also: rows that are compared one by one as well. They were chosen for what the candidate computed, so they are left
-                out of the sums.
-            prefixes: cached prefix of each sequence, where the call has only the last keys of some; by default those of the call.
+            seed: seed of the honest implementations' draws, different for each call, because the roundings of one call say nothing
+                about those of the next.
+            also: rows that are also compared one by one. They were chosen for the candidate's output, so they are left out of the
+                sums.
+            prefixes: cached prefix of each sequence, if the call has only the last keys of some; by default the call's own.
             given: K and V of the new tokens before they were stored in fewer bits, or None if they were not. A backend may read
                 either: triton reads the given ones in prefill, FlashAttention the stored ones.
         """
         candidate, reference = outputs
         sampled = len(rows)
         # `also` joins the rows that are compared one by one, but not `summed`, the places of the sampled ones among them: sums over
-        # rows that were chosen because they differ would be those of a worse kernel.
+        # rows that were chosen because they differ would describe a worse kernel.
         rows = np.concatenate([rows, np.setdiff1d(np.asarray(also, dtype=np.int64), rows)])
         order = np.argsort(rows)
         rows, summed = rows[order], torch.from_numpy(np.flatnonzero(order < sampled)).to(call.q.device)
         at = torch.from_numpy(rows).to(call.q.device)
-        right = oracle(call, at)  # [rows, heads, head_dim_v], as all of one output below
+        right = oracle(call, at)  # [rows, heads, head_dim_v], like every output below
         defined = right.isfinite()
         right = torch.where(defined, right, 0.0)
         self.dtype = str(call.q.dtype).removeprefix("torch.")
@@ -167,7 +167,7 @@ class TruthSums:
         compared, truth = torch.stack([own, moved]), right.masked_fill(~defined, torch.nan)
         # [outputs, rows, heads, 7]: the candidate, the reference, then the members of each family.
         by_row = torch.cat([query_sums(some, truth) for some in (compared, *honest)])
-        # What each role may lose by leaving out keys of tiny weight, as two outputs more, before the others.
+        # Each role's possible loss from leaving out keys of tiny weight, as two more outputs, before the others.
         dropped = by_row[:2].clone()
         for role, at_family in enumerate((0, self._reference_family)):
             cost = dropping_cost(call, self._families[at_family], at, right)
@@ -224,11 +224,11 @@ class _WorstQueries:
         """Add queries of a call, and return the candidate's bounds, [rows, heads + 1].
 
         Args:
-            outputs: of the candidate and of the reference, float64 [2, rows, heads, head_dim].
-            honest: by role, its noise family, and what honest implementations of that answer, float64 [members, rows, heads,
+            outputs: outputs of the candidate and of the reference, float64 [2, rows, heads, head_dim].
+            honest: by role, its noise family, and the outputs of that family's implementations, float64 [members, rows, heads,
                 head_dim].
             right: the truth, float64 [rows, heads, head_dim], 0 where it is not defined.
-            defined: where it is.
+            defined: where the truth is defined.
             rows: these queries, packed rows in increasing order, [rows].
             conditions: the condition of each, [rows].
             prefixes: cached prefix of each sequence; the call may have only its last keys.
@@ -277,7 +277,7 @@ class _WorstQueries:
 def _positions(
     call: AttentionCall, rows: NDArray[np.int64], prefixes: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Compute each query's position in its sequence, cached prefix included, and cached prefix."""
+    """Compute each query's position in its sequence, including the cached prefix, and its cached prefix."""
     ends = np.cumsum(call.lens_q)
     sequence = np.searchsorted(ends, rows, side="right")
     prefix = np.asarray(prefixes)[sequence]
@@ -348,18 +348,18 @@ def _windows(call: AttentionCall) -> list[Mask]:
 def _as_asked(
     call: AttentionCall, rows: Tensor, output: Tensor, right: Tensor, windows: Sequence[Mask], unstored: Sequence[AttentionCall]
 ) -> tuple[Tensor, set[Known]]:  # fmt: skip
-    """Move outputs of something that is known, and is not exactly the call, to what the call asks for, and keep their noise.
+    """Move outputs of a known computation that is not exactly the call to what the call asks for, and keep their noise.
 
-    Engines count a window's keys in two ways. Where a backend takes one for the other, as SGLang's triton does in decode, what it
-    computes is still known, and its noise can be told from that. The candidate's error stays that from what the layer asks for.
-    Where a cache stores fewer bits, a backend may read new K and V before or after they are stored, and neither is wrong.
+    Engines count a window's keys in two ways. If a backend confuses the two, as SGLang's triton does in decode, its computation is
+    still known, so its noise can be separated. The candidate's error remains the distance from what the layer asks for.
+    If a cache stores fewer bits, a backend may read new K and V before or after they are stored, and neither is wrong.
 
     Args:
         rows: packed rows of the queries, int64 [rows].
         output: the output of these, float64 [rows, heads, head_dim_v].
         right: the truth, likewise, 0 where it is not defined.
-        windows: masks that may be taken for that of the call.
-        unstored: calls with K and V that may be read in place of those of the call.
+        windows: masks that a backend may use instead of the call's.
+        unstored: calls with K and V that may be read instead of the call's.
 
     Returns:
         The outputs, and the earlier results for some.

@@ -1,1 +1,1 @@
-"""All that knows SGLang: how a server is launched and fails, the plugin inside of it, and its backends as kernels."""
+"""Everything specific to SGLang: how a server is launched and fails, the plugin inside it, and its backends as kernels."""

@@ -12,9 +12,9 @@ from assay.harness.sides import hide, hide_flags, is_secret
 # A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
 # the other server; the flag behind it, max_total_tokens, is compared.
 _VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
-# Those with which requests are sent; a server of assay has its own.
+# Keys with which requests are sent; a server started by assay has its own.
 _OWN_KEYS = frozenset({"api_key", "admin_api_key"})
-# What identifies a server: its address and the name that it answers to.
+# A server's identity: its address and its name.
 _IDENTITY_KEYS = frozenset({"port", "served_model_name", "launch_command"})
 # SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
 _TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
@@ -29,7 +29,7 @@ def settled(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def limits_of(arguments: Mapping[str, Any], context: int) -> EngineLimits:
-    """Return what a server cannot exceed, by the arguments that it reports; `context` is the model's, in tokens."""
+    """Return a server's limits, by the arguments that it reports; `context` is the model's, in tokens."""
     chunk = int(arguments.get("chunked_prefill_size") or 0)
     return EngineLimits(
         context_tokens=int(arguments.get("context_length") or context),
@@ -56,9 +56,9 @@ def _plain(name: str, value: Any) -> Any:
 def differences(
     reference: Mapping[str, Any], candidate: Mapping[str, Any], asked: Collection[str] = ()
 ) -> dict[str, tuple[str, str]]:
-    """Return the arguments that differ, by name: (reference, candidate). Empty if only the treatment differs.
+    """Return the arguments that differ, as (reference, candidate) by name, or nothing if only the treatment differs.
 
-    `asked` names the settings that were asked to differ (`assay.harness.sides.treatment`), beyond the backend. Nested arguments
+    `asked` names the settings that should differ (`assay.harness.sides.treatment`), beyond the backend. Nested arguments
     are compared leaf by leaf and named with dots: ``cuda_graph_config.decode.backend``. An argument that SGLang derives from the
     backend, for example its page size, is listed: it is a second difference.
     """

@@ -35,7 +35,7 @@ from assay.harness.evidence.run_file import nonce_of_process
 
 
 def _limits(runner: Any) -> EngineLimits:
-    """Return what the engine cannot exceed, as SGLang resolved its arguments."""
+    """Return the engine's limits, as SGLang resolved its arguments."""
     arguments = runner.server_args
     chunk = getattr(arguments, "chunked_prefill_size", None) or -1
     return EngineLimits(
@@ -87,7 +87,7 @@ def _attachment(runner: Any, folder: Path) -> Attachment:
 
 
 def attach(backend: Any, name: str, runner: Any, folder: Path) -> Any:
-    """Attach to an SGLang backend object what the environment asks for (`assay.harness.engines.inside.control`), and return it.
+    """Attach to an SGLang backend object as the environment requests (`assay.harness.engines.inside.control`), and return it.
 
     Args:
         backend: the reference. The model uses its outputs unless the control says otherwise.
@@ -108,7 +108,7 @@ def _observe(backend: Any, name: str, attachment: Attachment, pages: Pages) -> A
 
     def attached(phase: Phase, forward: Any) -> Any:
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            # Compiled or captured: Python runs now and never again. Nothing is observed.
+            # Compiled or captured: Python runs now and never again, so nothing is observed.
             if torch.compiler.is_compiling() or capturing():
                 return forward(q, k, v, layer, forward_batch, *args, **kwargs)
             if q.dim() == 4:  # Gemma 3 gives [1, tokens, heads, head_dim]

@@ -1,6 +1,6 @@
-"""Make models that features serve next to the model, from its configuration: an adapter of zeros, and a draft model.
+"""Make the models that features serve next to the model, from its configuration: an adapter of zeros, and a draft model.
 
-Flags of a server name them by `MODEL`, `ADAPTER` and `DRAFT`, in place of which `filled` puts folders.
+Flags of a server name them by `MODEL`, `ADAPTER` and `DRAFT`, which `filled` replaces by folders.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from assay.harness.files import write_whole
 if TYPE_CHECKING:  # the command line names features, and must not wait for torch
     from torch import Tensor
 
-# Stands for the folder of the model in a flag.
+# In a flag: the folder of the model.
 MODEL = "{model}"
-# Stands for the folder of a LoRA adapter that adds zeros.
+# In a flag: the folder of a LoRA adapter that adds zeros.
 ADAPTER = "{adapter}"
-# Stands for the folder of a draft model for EAGLE.
+# In a flag: the folder of a draft model for EAGLE.
 DRAFT = "{draft}"
-# Folder, next to that of the adapter of zeros, of one that adds something: it shows that adapters are applied.
+# Folder, next to that of the adapter of zeros, of a nonzero adapter, which shows that adapters are applied.
 OTHER_ADAPTER = "other-adapter"
 # Architectures whose layers are known to have the projections of Llama, and whose models give their embedding to a draft.
 _FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -31,7 +31,7 @@ _BY_REQUEST = (
     "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
 )  # fmt: skip
 _RANK, _ALPHA = 8, 16
-# Standard deviation of what the other adapter's second matrix holds: enough to move every log-probability.
+# Standard deviation of the other adapter's second matrix: enough to move every log-probability.
 _SPREAD = 0.1
 
 _Config = Mapping[str, Any]

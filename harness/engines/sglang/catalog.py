@@ -18,7 +18,7 @@ from assay.harness.extras import meets
 from assay.harness.sides import hide
 from assay.harness.text import did_you_mean
 
-# SGLang's own backends that compute a prefill on cached keys and on new ones apart, and merge both in the model's dtype.
+# SGLang's own backends that compute prefill separately on cached and on new keys, and merge both in the model's dtype.
 _MERGE_THE_PREFIX = ("flashinfer",)
 # The oldest version of SGLang that assay is tested with.
 MIN_SGLANG = "0.5.17"
@@ -84,7 +84,7 @@ def checked_backend(flag: str, name: str) -> Backend:
     """Check that a server can run a backend of this name, which `flag` gave, and return it.
 
     Raises:
-        UsageError: the name is unknown, its kernel cannot be imported, or it is that of a backend without a server.
+        UsageError: the name is unknown, its kernel cannot be imported, or it names a backend without a server.
     """
     if native := native_backend(name):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The settings that an attention backend forces on its server, found out before either server starts, and given to both.
+"""The settings that an attention backend forces on its server, determined before either server starts, and given to both.
 
 SGLang resolves some arguments by the backend: with torch_native, for example, it captures no CUDA graphs. Two servers with
 different backends would then differ in more than the backend. `_common_settings` has the flags that make them agree; `agree` asks
@@ -86,10 +86,10 @@ def agree(
     resolve: Callable[[Launch], Mapping[str, Any]] | None = None,
     asked: Collection[str] = (),
 ) -> CommonSettings:
-    """Find what both servers must be given so that only the treatment differs. Nothing is started.
+    """Find the flags that both servers need so that only the treatment differs. Nothing is started.
 
-    `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names the settings that were
-    asked to differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
+    `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names the settings that should
+    differ. The result's `impossible` lists what could not be determined or made equal; the servers then show it.
     """
     resolve = resolve or resolved_arguments
     names = {role: launches[role].backend for role in ROLES}
@@ -165,4 +165,4 @@ def _plain(value: Any) -> Any:
 
 if __name__ == "__main__":
     print("\n" + json.dumps(_resolved(sys.argv[1:]), default=_plain), flush=True)
-    os._exit(0)  # SGLang's imports leave threads behind that would be waited for
+    os._exit(0)  # otherwise Python would wait for threads that SGLang's imports leave behind

@@ -1,4 +1,4 @@
-"""SGLang's attention calls, for whatever is attached to the server."""
+"""SGLang's attention calls, for everything that is attached to the server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MIXED = "MIXED"
 
 @dataclass
 class SGLangCall:
-    """An attention call as SGLang makes it, with what the backend's forward method receives; see `ObservedCall`.
+    """An attention call as SGLang makes it, with the arguments of the backend's forward method; see `ObservedCall`.
 
     Attributes:
         phase: "extend" or "decode".
         q: [tokens, heads * head_dim].
-        k: [tokens, kv heads, head_dim] as the layer gave it, or None where the layer reads another one's.
+        k: [tokens, kv heads, head_dim] as the layer gave it, or None if the layer reads another layer's.
         v: as k.
         radix_attention: SGLang's layer.
         batch: SGLang's ForwardBatch.
         arguments: further arguments, without ``save_kv_cache``.
         pages: the KV pool.
-        forward_pass: the pass, once it was described.
+        forward_pass: the pass, once described.
     """
 
     phase: Phase
@@ -73,7 +73,7 @@ class SGLangCall:
 
     @property
     def given(self) -> tuple[Tensor, Tensor] | None:
-        """Return the K and V of `own` where the pool stores them in fewer bits, else None."""
+        """Return the K and V of `own` if the pool stores them in fewer bits, or None."""
         return self.own() if self.pages.stores_fewer_bits(self.radix_attention, self.k) else None
 
     def own(self) -> tuple[Tensor, Tensor] | None:
@@ -83,7 +83,7 @@ class SGLangCall:
         return None if k is None or self.v is None else (k[:rows], self.v[:rows])
 
     def pack(self, who: str) -> AttentionCall:
-        """Gather the tensors; K and V are in the pool. Raises KernelRefused for what the contract cannot express."""
+        """Gather the tensors; K and V are in the pool. Raises KernelRefused for anything that the contract cannot express."""
         spec = spec_of(self.radix_attention, self.arguments, self.phase, who)
         new, prefix = list(self.forward_pass.new), list(self.forward_pass.prefix)
         q, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)

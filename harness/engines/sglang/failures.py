@@ -1,4 +1,4 @@
-"""Reads a failed server's log: the line that names the cause, and for a known cause what to do about it.
+"""Reads a failed server's log: the line that names the cause, and, for a known cause, what to do about it.
 
 SGLang runs in several processes that write to one log. The process that fails writes a traceback; the others then fail because of
 it, and the main process ends all of them with SIGKILL. So neither the end of the log nor the exit status names the cause.
@@ -117,7 +117,7 @@ CAUSES = tuple((cause, re.compile(pattern, re.IGNORECASE | re.DOTALL), remedy) f
     ("stopped", r"was killed by SIGTERM", "find out what sends SIGTERM to the server, and repeat the command, which resumes"),
 ))
 # fmt: on
-# Causes whose patterns are specific enough to count outside of exceptions, as in what a compiler prints.
+# Causes whose patterns are specific enough to count outside exceptions, such as in a compiler's output.
 _ANYWHERE = ("host-memory", "threads", "jit-ninja", "jit-headers", "port", "flag", "disk")
 _OUT_OF_MEMORY = f"free memory on this machine, raise the container's limit, use a smaller --model, or, {_IN_TURN}"
 _KERNEL = "repair the kernel: `assay check` calls it on shapes of every kind, without a server"
@@ -160,7 +160,7 @@ class Failure(NamedTuple):
     line: str = ""
     cause: str = ""
     do: str = _UNKNOWN
-    survivable: bool = False  # whether the server may have gone on: it does not explain an end by a signal then
+    survivable: bool = False  # whether the server may have gone on, so that this does not explain an end by a signal
 
 
 class _Raised(NamedTuple):
@@ -175,7 +175,7 @@ def read(log: str) -> Failure:
     chain, died = _last_chain(lines), _death(lines)
     where = next((raised.kernel for raised in chain if raised.kernel), "")
     survivable = not any(raised.ends_a_process for raised in chain)
-    # A process that an exception ended has status 1; one that a signal ended, or exit, had survived those that it logged.
+    # A process that an exception ended has status 1; one that ended by a signal or by exit survived the exceptions that it logged.
     silent = _known(died) if survivable else None
     for raised in () if silent else chain:
         if known := _known(raised.text):
@@ -203,8 +203,8 @@ def ended(
         how: how its process ended: "exited with status 2".
         when: "during start-up" or "after it was ready".
         log: its log.
-        tail: the end of its log, as it is shown.
-        process: which of its processes ended, as "scheduler", or empty for its main process, and so all of it.
+        tail: the end of its log, as shown to the user.
+        process: which of its processes ended, such as "scheduler", or empty for its main process, and so all of it.
         out_of_memory: whether the OOM killer has killed a process since the server was started.
     """
     failure = read(log)
@@ -251,13 +251,13 @@ def _death(lines: list[str]) -> str:
 
 
 def _place(frames: Sequence[Frame]) -> str:
-    """Return the innermost frame, outside of libraries if there is one, in brackets."""
+    """Return the innermost frame, outside libraries if possible, in brackets."""
     inner = ([known for known in frames if not _LIBRARY.search(known.file)] or frames)[-1:]
     return "".join(f" ({frame.file.rpartition('/')[2]}, line {frame.line}, in {frame.name})" for frame in inner)
 
 
 def _last_words(lines: list[str]) -> str:
-    """Return what a process printed before it ended outside of its log's entries."""
+    """Return the text that a process printed before it ended, outside its log's entries."""
     before = next((n for n, line in enumerate(lines) if HEADER in line and "hit an" not in line), len(lines))
     words = next((line for line in reversed(lines[:before]) if line.strip() and not _ANSWERED.search(line)), "")
     return "" if not words or _NO_LAST_WORDS.match(words) else f', after it wrote "{one_line(words, 160)}"'

@@ -1,7 +1,7 @@
-"""Features of an SGLang server that should not affect outputs: how to switch each, how it shows, and its allowed cost.
+"""Features of an SGLang server that should not affect outputs: how to toggle each, how it shows, and its allowed cost.
 
-The base is the plainest server: every feature off. A feature is switched by flags and environment variables of a server, which is
-started anew, or by how requests are sent to it.
+The base is the plainest server: every feature off. A feature is toggled by flags and environment variables of a newly started
+server, or by how requests are sent.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from assay.harness.sides import Device, flag_values
 # Name of the adapter of zeros in a server.
 ADAPTER_NAME = "assay-zeros"
 _GPU: tuple[Device, ...] = ("cuda",)
-# Tokens of the KV pool where it goes on in the host's memory: all probes at once fit, and a few more requests evict the prefix.
-# SGLang takes twice as much of the host's, which of a whole pool is 60 GB.
+# Tokens of the KV pool if it extends into the host's memory: all probes at once fit, and a few more requests evict the prefix.
+# SGLang takes twice as much of the host's memory, which is 60 GB for a whole pool.
 _HOST_TOKENS = 16384
-# What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
-# so that variants with it are compared among themselves.
+# The declared cost of a feature: nothing beyond the order of sums; a kernel, whose rounding differs; or different numbers, so that
+# variants with it are compared among themselves.
 _Cost = Literal["nothing", "another kernel", "a base of its own"]
 
 
@@ -33,24 +33,24 @@ class Feature:
     Attributes:
         id: kebab-case and stable.
         title: its effect, a clause.
-        on: flags of a server in which it is on.
-        off: flags of a server in which it is off.
-        environment: environment variables of a server in which it is on.
-        backend: attention backend in place of the base's, or empty for the same.
-        resolved: arguments as the server resolves them where it is on.
-        declares: what else it may change of what a server serves, as ``assay compare --allow`` names it.
-        seen: id of what shows that it was on, beyond its arguments (`assay.harness.run.invariance.proof`).
+        on: flags of a server with the feature on.
+        off: flags of a server with the feature off.
+        environment: environment variables of a server with the feature on.
+        backend: attention backend to use instead of the base's, or empty for the same.
+        resolved: arguments that the server resolves when it is on.
+        declares: other parts of the fingerprint that it may change, as ``assay compare --allow`` names them.
+        seen: id of the proof that it was on, beyond its arguments (`assay.harness.run.invariance.proof`).
         cost: the declared change of outputs.
-        requires: features without which it does nothing.
+        requires: features without which it has no effect.
         excludes: features that cannot be on together with it.
-        devices: on which it can be on.
-        lacks: what the others lack.
-        gpus: how many it takes where there are some.
-        package: that it needs.
-        drafts: tokens that a pass which verifies a model's drafts gives at least, or 0 where drafts depend on earlier requests.
-        bitwise: whether it changes not even a bit where kernels are deterministic.
+        devices: devices on which it can be on.
+        lacks: what the other devices lack.
+        gpus: number of GPUs that it needs on a GPU.
+        package: package that it needs.
+        drafts: least tokens of a pass that verifies a model's drafts, or 0 if drafts depend on earlier requests.
+        bitwise: whether it changes not even a bit if kernels are deterministic.
         stays: whether it cannot be switched off again in a running server.
-        lacking: says of a model's configuration why it cannot be on for that model, or an empty string.
+        lacking: returns why it cannot be on for a model's configuration, or an empty string.
     """
 
     id: str
@@ -80,7 +80,7 @@ class Feature:
         return bool(self.on or self.off or self.environment or self.backend)
 
     def unavailable(self, device: Device, gpus: int, config: Mapping[str, Any]) -> str:
-        """Say why it cannot be switched here, for a model with this configuration, or return an empty string."""
+        """Say why it cannot be toggled here, for a model with this configuration, or return an empty string."""
         if device not in self.devices:
             return f"not on {device}: {self.lacks}"
         if device == "cuda" and gpus < self.gpus:
@@ -198,8 +198,8 @@ def _on_gpus() -> Iterable[Feature]:
         "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
         resolved={"enable_deterministic_inference": True}, cost="a base of its own",
         declares=("arguments.sampling_backend", "backends.sampler"),  # SGLang takes its own in PyTorch there
-        # 0.5.17 splits a prompt there at multiples of 4,096 tokens, 0.5.23 with FlashInfer alone: one that is longer than a smaller
-        # chunk waits for ever. FlashInfer turns the prefix cache off.
+        # 0.5.17 splits a prompt there at multiples of 4,096 tokens, 0.5.23 only with FlashInfer: prompts beyond a smaller
+        # chunk would wait forever. FlashInfer turns the prefix cache off.
         excludes=("chunked-prefill", "attention-backend"), devices=_GPU,
         lacks="SGLang wants Triton for it, which is interpreted there",
     )  # fmt: skip
@@ -207,7 +207,7 @@ def _on_gpus() -> Iterable[Feature]:
         "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=12"),
         resolved={"speculative_algorithm": "NGRAM"}, seen="speculated",
         declares=("arguments.speculative_eagle_topk", "arguments.speculative_num_steps"),
-        # Its drafts are trees, which SGLang refuses in pages of more than a token.
+        # Its drafts are trees, which SGLang refuses with pages of more than one token.
         excludes=("conversation", "mixed-chunk", "page-size", "dp-attention"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip

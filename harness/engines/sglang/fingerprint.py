@@ -39,8 +39,8 @@ from assay.harness.fingerprint.weights import describe_weight
 from assay.harness.text import ranges
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
-# Parameters that engines are to keep in float32, by the names that SGLang gives them. A bias of the router's own product has the
-# dtype of the model.
+# Parameters that engines must keep in float32, by SGLang's names. A bias of the router's own product has the dtype of the
+# model.
 _KEPT = {
     "router bias": re.compile(r"e_score_correction_bias$"),
     "decay of a state": re.compile(r"A_log$"),
@@ -68,7 +68,7 @@ def describe(runner: Any) -> Fingerprint:
         "packages": lambda: versions(PACKAGES),
         "hardware": lambda: device_facts(str(runner.device)),
     }
-    if _rank():  # the first rank tells what all have alike
+    if _rank():  # the first rank reports what all ranks share
         del parts["tokens"], parts["generation"]
     with torch.inference_mode():
         seen = observed(parts)
@@ -92,9 +92,9 @@ class FingerprintWriter:
         self._written = ""
 
     def after(self, batch: Any) -> None:
-        """Write it after a pass of a request, whose position ids are those of the fingerprint, if the control asks for it.
+        """Write it after a pass of a request, whose position ids the fingerprint has, if the control asks for it.
 
-        With data-parallel attention, a request is one rank's, and the others go through the model with an idle batch.
+        With data-parallel attention, a request belongs to one rank, and the others go through the model with an idle batch.
         """
         label = self._reader.latest().control.fingerprint
         if not label or label == self._written or not (getattr(batch, "rids", None) or batch.forward_mode.is_idle()):
@@ -112,7 +112,7 @@ def _rank() -> int:
 
 
 def _tokens(server_args: Any) -> Tokens:
-    """Have a tokenizer that is loaded as the server loads its own make the ids of the corpus."""
+    """Have a tokenizer, loaded as the server loads its own, make the ids of the corpus."""
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
     settled = _settled(server_args)
@@ -322,7 +322,7 @@ def _backends(runner: Any) -> tuple[Resolved, ...]:
 
 
 def _implementations(runner: Any, module: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield what a module runs: operation, phase and name."""
+    """Yield the implementations that a module runs: operation, phase and name."""
     kind = type(module).__name__
     if operation := _BY_LAYER.get(kind):
         for phase in ("extend", "decode"):
@@ -350,7 +350,7 @@ _PRODUCTS = ("w8a8_block_fp8_linear", "w8a8_mxfp8_linear")
 
 
 def _chosen(method: Any) -> Iterator[str]:
-    """Yield what a quantisation method chose where an argument says "auto": the runner of experts, the function of a product."""
+    """Yield a quantisation method's choices where an argument says "auto": the runner of experts, the function of a product."""
     for name in _PRODUCTS:
         if function := getattr(method, name, None):
             yield getattr(getattr(function, "func", function), "__name__", type(function).__name__)
@@ -381,7 +381,7 @@ def _attention(runner: Any, phase: str) -> str:
 
 
 def _shared(runner: Any) -> Iterator[tuple[str, str]]:
-    """Yield what belongs to no layer: operation and name."""
+    """Yield implementations that belong to no layer: operation and name."""
     settled = resolved_arguments(runner.server_args)
     yield "sampler", settled.get("sampling_backend", "")
     if settled.get("moe_runner_backend"):
@@ -403,7 +403,7 @@ def _shared(runner: Any) -> Iterator[tuple[str, str]]:
 def resolved_arguments(server_args: Any) -> dict[str, str]:
     """Return the arguments of a server as SGLang resolved them, leaf by leaf.
 
-    Objects that show only their address, as a parsed configuration does, are left out.
+    Objects that show only their address, such as a parsed configuration, are left out.
     """
     settled = _settled(server_args).items()
     shown = {key: value for key, value in settled if getattr(type(value), "__repr__", None) != object.__repr__}

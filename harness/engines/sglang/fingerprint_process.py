@@ -1,8 +1,8 @@
 """A model runner without a server: ``python -m assay.harness.engines.sglang.fingerprint_process FLAGS``.
 
 It reads the flags of a server, loads the model as a server's schedulers do, in a process for each rank, takes the fingerprint, and
-prints it as JSON on the last line of its output. SGLang's own benchmark of a batch makes the runners, so that nothing of it is
-rebuilt here.
+prints it as JSON on the last line of its output. SGLang's own one-batch benchmark makes the runners, so that none of it is rebuilt
+here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from assay.harness.fingerprint.in_interpreter import observed
 from assay.harness.fingerprint.weights import joined
 from assay.harness.sides import flag_values
 
-# SGLang's variable: files of models that it does not import.
+# SGLang's variable: model files that it does not import.
 _DISABLED = "SGLANG_DISABLED_MODEL_ARCHS"
-# What a rank that failed sends to the process that waits for all.
+# Signal from a failed rank to the process that waits for all.
 _FAILED = signal.SIGUSR1
 # Tokens of the prefill whose position ids are observed.
 _POSITIONS = 12
@@ -51,13 +51,13 @@ def _take(flags: list[str]) -> None:
     bench, _ = _bench()
     signal.signal(_FAILED, _end)
     with tempfile.TemporaryDirectory(prefix="assay-ranks-") as folder:
-        bench.latency_test = partial(_in_rank, Path(folder), begun)  # what the benchmark runs in each rank
+        bench.latency_test = partial(_in_rank, Path(folder), begun)  # the function that the benchmark runs in each rank
         bench.main(server_args, bench.BenchArgs())
         written = list(OF_PROCESS.read_each(Path(folder)).values())
     if len(written) < server_args.tp_size:
         sys.exit(f"{len(written)} of {server_args.tp_size} ranks loaded the model")
     print("\n" + joined(written).model_copy(update={"arguments": resolved}).model_dump_json(), flush=True)
-    os._exit(0)  # SGLang's threads would be waited for
+    os._exit(0)  # otherwise Python would wait for SGLang's threads
 
 
 def _in_rank(
@@ -94,7 +94,7 @@ def _in_rank(
 
 
 def _end(number: int, frame: object) -> None:
-    """End all ranks once one has failed: the others would wait for it."""
+    """End all ranks once one has failed, because the others would wait for it."""
     for rank in multiprocessing.active_children():
         rank.kill()
     sys.exit("a rank failed")
@@ -105,7 +105,7 @@ class _ObservedError(Exception):
 
 
 def _import_only(flags: list[str]) -> None:
-    """Have SGLang import the file of this model's architecture alone: all of them take it two thirds of its start."""
+    """Have SGLang import only the file of this model's architecture: importing all takes two thirds of its start."""
     package = find_spec("sglang")
     path = Path(flag_values(tuple(flags)).get("--model-path", "")) / "config.json"
     if _DISABLED in os.environ or package is None or not package.submodule_search_locations or not path.is_file():

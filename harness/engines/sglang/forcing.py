@@ -1,9 +1,9 @@
 """Forced decode: a server writes prescribed tokens, one by one, each in a separate decode pass.
 
 A request whose id begins with `PREFIX` gets its next tokens from ``forced.json`` in the server's folder: id -> the tokens of the
-whole sequence. What the model would have written is computed and its log-probabilities returned as ever; only the token that goes
-into the next pass is another one. Whatever else is on (chunks, overlap, CUDA graphs, retraction) stays on. Speculation verifies
-drafts without this sampler, so that nothing is forced there.
+whole sequence. The model's own choice is still computed and its log-probabilities returned as ever; only the token that goes
+into the next pass is replaced. Everything else that is on (chunks, overlap, CUDA graphs, retraction) stays on. Speculation verifies
+drafts without this sampler, so nothing is forced there.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from assay.harness.files import write_whole
 
-# Environment variable: not empty in a server that may be told what to write.
+# Environment variable: not empty in a server that may be given tokens to write.
 FORCED = "ASSAY_FORCED"
 PREFIX = "assay-forced-"
 _FILE = "forced.json"
 
 
 def tell(folder: Path, sequences: Mapping[str, Sequence[int]]) -> None:
-    """Tell a server, by its folder, what to write from now on: id of a request -> the tokens of its prompt and of its answer.
+    """Set the tokens that a server, given by its folder, writes from now on: id of a request -> tokens of its prompt and answer.
 
     Raises:
         EvidenceError: it cannot be written.

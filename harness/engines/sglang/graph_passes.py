@@ -1,10 +1,10 @@
 """Passes that SGLang serves by CUDA graphs: whose requests they serve, and how to keep them from hiding observations.
 
-SGLang asks its graph runner before each pass whether a graph can serve the batch, and runs the pass eagerly if not. A graph of
-decode runs no Python when it is replayed, so a pass that is observed is run eagerly, as one whose outputs are replaced must be. A
-*breakable* graph of prefill calls attention from Python with SGLang's static batch, without the ids of the requests.
+SGLang asks its graph runner before each pass whether a graph can serve the batch, and runs the pass eagerly if not. A replayed
+decode graph runs no Python, so an observed pass must run eagerly, as must one whose outputs are replaced. A *breakable* graph of
+prefill calls attention from Python with SGLang's static batch, without the ids of the requests.
 
-It is the same in 0.5.17 and 0.5.23. A version without these runners replays as before, and the report says that nothing was seen.
+This is the same in 0.5.17 and 0.5.23. A version without these runners replays as before, and the report says that nothing was seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RUNNERS = (
 
 # Counts a pass that a graph served: its phase, "prefill" or "decode", and its requests.
 _Count = Callable[[str, int], None]
-# The batches that graph runners serve now, the innermost last.
+# The batches that graph runners are serving, the innermost last.
 _serving: list[Any] = []
 # Functions that return True if the next pass is observed.
 _observers: list[Callable[[], bool]] = []
@@ -36,7 +36,7 @@ def served_batch(given: Any) -> Any:
 
 
 def watch_graphs(observed: Callable[[], bool] | None = None, count: _Count | None = None) -> None:
-    """Keep the batches that graphs serve, keep observed passes out of graphs, and count those without drafts."""
+    """Keep the batches that graphs serve, keep observed passes out of graphs, and count passes without drafts."""
     if count is not None and count not in _counts:
         _counts.append(count)
     if observed is not None:
@@ -49,7 +49,7 @@ def watch_graphs(observed: Callable[[], bool] | None = None, count: _Count | Non
 
 
 def _watch_runner(runner: type) -> None:
-    """Make a class of graph runners note the batch that it serves, while it does, and refuse those that are observed.
+    """Make a class of graph runners record the batch that it is serving, and refuse observed batches.
 
     Raises:
         AttributeError: the class serves in another way.

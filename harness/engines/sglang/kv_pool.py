@@ -13,9 +13,9 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, StoredKV, cumulative
 from assay.harness.attention.paging import slots_of
 
-# SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill.
+# SGLang's forward modes for the extend phase of the contract. Others are speculative, diffusion or split prefill.
 _EXTEND_MODES = ("EXTEND", "MIXED")
-# Arguments with the last dims of q and k, which some backends of latent attention take apart from the others.
+# Arguments with the last dims of q and k, which some backends of latent attention take separately.
 _OF_LATENTS = ("q_rope", "k_rope")
 # Dtypes of a KV pool that stores K and V divided by one scale each.
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -24,10 +24,10 @@ _NUMBER = "assay_layer"
 
 
 def number_layers(model: Any) -> None:
-    """Note in each attention module of a model the number of its decoder layer; one without a numbered path keeps its ``layer_id``.
+    """Store the decoder layer's number in each attention module of a model; one without a numbered path keeps its ``layer_id``.
 
     SGLang's ``layer_id`` names a place in the KV pool, and several layers may read the same one: Gemma 3n and 4 have layers that
-    read K and V of an earlier one. The two attentions of a layer of DeepSeek's, on latents and on K and V made of them, have one
+    read K and V of an earlier one. The two attentions of a DeepSeek layer, on latents and on K and V made from them, share a
     number.
     """
     for path, module in model.named_modules():
@@ -59,10 +59,10 @@ def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
 
 
 def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "decode"], who: str) -> CallSpec:
-    """Read what a call of an SGLang layer asks for, which `who` would have to compute, with the arguments beyond the common ones.
+    """Read the requests of a call of an SGLang layer, which `who` would have to compute, with arguments beyond the common ones.
 
-    SGLang's layers have the window of the model's configuration minus one, the number of keys before a query's own; -1 means
-    without a window.
+    SGLang's layers have the configured window minus one, the number of keys before a query's own; -1 means that there is no
+    window.
 
     Raises:
         KernelRefused: the contract does not express what the layer needs, or one of its arguments.
@@ -94,11 +94,11 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
 
 
 def _scales_of(layer: Any) -> tuple[float, float]:
-    """Return what a layer's stored K and V are multiplied by; 1 where its checkpoint has no scales."""
+    """Return the factors of a layer's stored K and V, or 1 if its checkpoint has no scales."""
     scales = []
     for name in ("k_scale", "v_scale"):
         number = getattr(layer, f"{name}_float", None)
-        # A number of --quantization-param-path, or none.
+        # A number from --quantization-param-path, or None.
         scale = getattr(layer, name, None) if number is None else number
         scales.append(1.0 if scale is None else float(scale))
     return scales[0], scales[1]
@@ -111,7 +111,7 @@ def _reads_v_in_k(layer: Any) -> bool:
 
 
 def joined_rope(q: Tensor, k: Tensor | None, layer: Any, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """Append the dims of q and k that come as arguments of their own, where latent attention has them apart."""
+    """Append the dims of q and k that come as separate arguments, if latent attention separates them."""
     if arguments.get("q_rope") is not None:
         q = torch.cat([x.reshape(len(q), layer.tp_q_head_num, -1) for x in (q, arguments["q_rope"][: len(q)])], -1)
     if k is not None and arguments.get("k_rope") is not None:
@@ -120,14 +120,14 @@ def joined_rope(q: Tensor, k: Tensor | None, layer: Any, arguments: Mapping[str,
 
 
 def _gathered(buffer: Tensor, slots: Tensor) -> Tensor:
-    """Copy rows of a buffer. PyTorch does not index FP8, so its bytes are taken."""
+    """Copy rows of a buffer. PyTorch does not index FP8, so the bytes are copied."""
     return buffer.view(torch.uint8)[slots].view(buffer.dtype) if buffer.dtype in _STORED else buffer[slots]
 
 
 class Pages:
     """The KV pool of a running server, read as packed calls. Paging is resolved once per batch.
 
-    Where layers with a window have a separate pool, the slots of the table are translated to its slots.
+    If layers with a window have a separate pool, the slots of the table are translated to its slots.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -142,7 +142,7 @@ class Pages:
         return k is not None and self._cache.get_key_buffer(layer.layer_id).dtype != k.dtype
 
     def write(self, layer: Any, batch: Any, k: Tensor, v: Tensor) -> None:
-        """Write the new tokens' K and V to the pool, divided by the layer's scales where it stores fewer bits.
+        """Write the new tokens' K and V to the pool, divided by the layer's scales if it stores fewer bits.
 
         Raises:
             KernelRefused: see `packed_call`.
@@ -167,8 +167,8 @@ class Pages:
     ) -> AttentionCall:  # fmt: skip
         """Pack the call: K and V of each complete sequence, gathered (copied) from the pool. q is a view.
 
-        Where the pool has latents, a layer reads them as they are (`CallSpec.layout` "v in k"), or has its own K and V that it
-        has made of them.
+        If the pool has latents, a layer reads them as they are (`CallSpec.layout` "v in k"), or its own K and V that it made from
+        them.
 
         Args:
             q: [tokens, heads * head_dim].
@@ -228,7 +228,7 @@ class Pages:
 def _of_layer(
     spec: CallSpec, q: Tensor, layer: Any, own: tuple[Tensor | None, Tensor | None], paging: _Paging
 ) -> AttentionCall:
-    """Pack the call of a layer that has made K and V of the latents itself, of all tokens of the sequences."""
+    """Pack the call of a layer that made K and V from the latents itself, for all tokens of the sequences."""
     k, v = own
     keys = int(paging.all.cu_seqlens[-1])
     if k is None or v is None or len(k) != keys:
@@ -273,7 +273,7 @@ class _Paging:
     def of_window(self, cache: Any, spec: CallSpec) -> _Kept:
         """Return the keys that the pool of layers with a window has: the last ones of each sequence.
 
-        SGLang drops keys that no later query sees. A call of the others is the same attention, since a mask counts from the
+        SGLang drops keys that no later query sees. A call with the others is the same attention, since a mask counts from the
         right.
 
         Raises:
@@ -297,7 +297,7 @@ class _Paging:
     def _translated(self, cache: Any) -> _Kept:
         lens_k = [n + p for n, p in zip(*self.lens, strict=True)]
         slots = cache.translate_loc_from_full_to_swa(self.all.slots)
-        has = slots > 0  # 0 is SGLang's padding, which stands for a key that was dropped
+        has = slots > 0  # 0 is SGLang's padding, which marks a dropped key
         device = slots.device
         position = torch.cat([torch.arange(length, device=device) for length in lens_k])
         sequence = torch.repeat_interleave(

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.harness.backend import Backend
+from assay.harness.engines.environments import room
 from assay.harness.engines.inside.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.errors import UsageError
 from assay.harness.sides import Device, Role, flag_values, hide, hide_flags
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-# Environment variables to which assay adds something, whoever sets them.
+# Environment variables that assay extends, whoever sets them.
 _EXTENDED = ("PYTHONPATH", "no_proxy", "NO_PROXY")
 # Share of the free GPU memory that a server takes for weights and KV cache, so that two servers fit.
 CUDA_MEM_FRACTION = 0.40
 
-# A user who set one of these would break the comparison, or the proof that the right server answers.
+# Overriding any of these would break the comparison, or the proof that the right server answers.
 _OWN_FLAGS = (
     "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--model-path", "--device",
     "--host", "--port", "--served-model-name", "--api-key",
@@ -38,7 +39,7 @@ _RANK_FLAGS = (
 )
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOPBACK = "127.0.0.1"
-# These dumps keep a server up for 5 s (65 s with a GPU) after its scheduler has died, so assay would notice that much later.
+# These dumps keep a server up for 5 s (65 s with a GPU) after its scheduler has died, which would delay its detection as long.
 # Set a variable to get its dump.
 _CRASH_DUMPS = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
 
@@ -52,7 +53,7 @@ class Launch:
         backend: name of an attention backend that SGLang knows, or a kernel as ``module:function``.
         model: folder of the model.
         device: "cpu" or "cuda".
-        evidence: folder for what the server's process writes; also its working directory.
+        evidence: folder for the files that the server's process writes; also its working directory.
         log: file that the server's output is appended to.
         decode_backend: the native backend to which a kernel without a decode phase delegates decode calls.
         startup_timeout: seconds until it must be ready.
@@ -140,6 +141,8 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     """
     inherited = {**inherited, **launch.extra}
     settings = kernel_settings(inherited)
+    if launch.interpreter:  # its environment may have no assay, or another one
+        settings["PYTHONPATH"] = f"{room()}:{settings['PYTHONPATH']}"
     if launch.device == "cpu":
         settings["PYTHONPATH"] = f"{STAND_INS}:{settings['PYTHONPATH']}"
     no_proxy = ",".join(filter(None, [inherited.get("no_proxy") or inherited.get("NO_PROXY"), _LOOPBACK, "localhost"]))
@@ -168,7 +171,7 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ranks(launch: Launch) -> int:
-    """Return the number of processes that share the model, by the flags, or 1 where they are not numbers, which SGLang refuses."""
+    """Return the number of processes that share the model, by the flags, or 1 if they are not numbers, which SGLang refuses."""
     values = flag_values((*launch.common, *launch.engine_args))
     given = [next((values[name] for name in names if name in values), "1") for names in _RANK_FLAGS]
     return math.prod(int(value) for value in given) if all(map(str.isdigit, given)) else 1

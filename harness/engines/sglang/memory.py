@@ -42,7 +42,7 @@ def hold_both(
 
 
 def one_server_bytes(device: Device, model_bytes: int) -> float:
-    """Estimate the bytes that a server of a model with so many bytes of weights takes at least; on CUDA, inside of its share."""
+    """Estimate the least bytes that a server needs for a model with this many bytes of weights; on CUDA, inside its share."""
     if device == "cpu":
         return _CPU_SERVER_BYTES + _CPU_MODEL_COPIES * model_bytes
     return model_bytes + _CUDA_KV_BYTES

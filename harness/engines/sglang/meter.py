@@ -1,4 +1,4 @@
-"""Meters SGLang's attention backends: counts their calls, notes prefill batches, and traces the kernels of passes.
+"""Meters SGLang's attention backends: counts their calls, records prefill batches, and traces the kernels of passes.
 
 Metering wraps a backend's ``forward_extend`` and ``forward_decode``, and a ModelRunner's ``forward``.
 """
@@ -66,7 +66,7 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
 def watch(runner: Any, name: str, backend: Any, folder: Path) -> None:
     """Trace the passes of an SGLang ModelRunner from now on, while the control names a profile; and write its fingerprint.
 
-    Watching it twice traces nothing twice. ``serve_kernel`` sets `backend.assay_declared`, what the kernel declares.
+    Watching it twice traces nothing twice. ``serve_kernel`` sets `backend.assay_declared`, the kernel's declaration.
     """
     from assay.harness.engines.sglang.fingerprint import FingerprintWriter
 

@@ -2,10 +2,10 @@
 
 A backend reads K and V from a pool, through a block table. Each call is therefore laid out as a server would have left it: the
 prefix is in an SGLang KV pool, and the backend itself writes the new tokens to it. The pool is adversarial: its pages and the rows
-of the block table are shuffled, and whatever does not belong to the call is stale.
+of the block table are shuffled, and everything that does not belong to the call is stale.
 
 The model runner, the pool and the server arguments are those of SGLang's own attention kit (``sglang.test.kits``), since each
-version of SGLang keeps its kit in step with its backends. What is global to SGLang is set for a call, and restored after it.
+version of SGLang keeps its kit in step with its backends. Global state of SGLang is set for a call, and restored after it.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from assay.harness.text import did_you_mean
 _KITS = "sglang.test.kits.attention_unittest.attention_methods"
 _KIT = f"{_KITS}.dense_attention"
 _GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "attn_dcp", "dcp")
-# What SGLang gets as its groups of ranks, instead of initialising ``torch.distributed``. The kit gives less, which is too
-# little for flashinfer in 0.5.17.
+# SGLang's groups of ranks, instead of initialising ``torch.distributed``. The kit provides less, which is too little for
+# flashinfer in 0.5.17.
 _ONE_RANK: dict[str, int] = dict.fromkeys([f"{group}_size" for group in _GROUPS], 1) | dict.fromkeys(
     [f"{group}_rank" for group in _GROUPS] + ["dcp_enabled"], 0
 )
 _HALF = ("float16", "bfloat16")
-# Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's.
+# Dtypes of the backends whose kernels do not support float32: FlashAttention's and FlashInfer's.
 _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
 # Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits.
 _INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
-# Features that a layer can ask a backend for. Whether it computes them is measured by `assay backends --honours`.
+# Features that a layer can ask a backend for. `assay backends --honours` measures whether it computes them.
 _OF_LAYERS = ("window", "softcap", "temperature", "sinks")
-# SGLang's names of dtypes of the KV pool, which some backends look at in addition to the dtype.
+# SGLang's names of dtypes of the KV pool, which some backends check in addition to the dtype.
 _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 # The dtype that SGLang's gpt-oss gives a backend's sinks, if it is not bfloat16.
 _SINKS = {"trtllm_mha": torch.float32}
-# Backends of latent attention alone, with the tokens of a page that each needs.
+# Backends only for latent attention, with the page size in tokens that each needs.
 LATENT_PAGES = {"flashmla": 64, "cutlass_mla": 128, "trtllm_mla": 64, "cutedsl_mla": 64}
 _LATENT_HEADS = 16
-# (new tokens, cached prefix) of the calls on which a backend is tried.
+# (new tokens, cached prefix) of the calls on which a backend is tested.
 _TRIAL = {"extend": (2, 1), "decode": (1, 2)}
 # Least batch, and least length in tokens, of a runner: most calls of the matrix with the same heads and dtype share one.
 _LEAST_BATCH, _LEAST_LENGTH = 4, 512
-# Runners that are kept, each with a KV pool.
+# Most runners to keep, each with a KV pool.
 _KEPT = 4
 
 
@@ -68,7 +68,7 @@ class LayerRequest:
     Attributes:
         stored: dtype of the KV pool, by default that of k and v.
         scales: factors of stored K and stored V, or None.
-        drafts: True if the new tokens are a chain of drafts that is verified: as many of each sequence.
+        drafts: whether the new tokens are a chain of drafts to verify: equally many for each sequence.
     """
 
     stored: torch.dtype | None = None
@@ -93,7 +93,7 @@ class NativeKernel:
         """Compute the output, [total_q, num_q_heads, head_dim].
 
         Raises:
-            KernelRefused: the backend is not made for such a call. Also whatever the backend raises.
+            KernelRefused: the backend is not made for such a call. Also anything that the backend raises.
         """
         wants = {
             "attention that is not causal": not call.causal,
@@ -108,10 +108,10 @@ class NativeKernel:
         return self.attempt(call, LayerRequest())
 
     def attempt(self, call: AttentionCall, layer: LayerRequest) -> Tensor:
-        """Have the backend compute a call for a layer that asks for more than the contract has, whatever it then does.
+        """Have the backend compute a call for a layer that asks for more than the contract has, whatever happens.
 
         Raises:
-            Exception: whatever the backend raises.
+            Exception: anything that the backend raises.
         """
         length = _power_of_two(max(call.lens_k), max(_LEAST_LENGTH, self._page))
         in_pages = sum(-(-tokens // self._page) * self._page for tokens in call.lens_k)
@@ -130,7 +130,7 @@ class NativeKernel:
 
 @cache
 def kernel(backend: str) -> NativeKernel:
-    """Make the kernel that an attention backend of SGLang's is, as "triton", or "triton@16" with pages of 16, and try it.
+    """Make the kernel of one of SGLang's attention backends, such as "triton", or "triton@16" with pages of 16, and try it.
 
     Raises:
         KernelRefused: the backend does not exist, it cannot compute on this machine, or SGLang fails when it is imported.
@@ -168,7 +168,7 @@ def kernel(backend: str) -> NativeKernel:
         tried = tried.with_spec(phase=phase)
         try:
             _ = made.attempt(tried, LayerRequest()) if of_latents else made(tried)
-        except Exception as error:  # SGLang's backends assert, or fail in a library of another device
+        except Exception as error:  # SGLang's backends assert, or fail in a library for another device
             raise KernelRefused(
                 f"{sglang}'s attention backend {name!r} cannot compute on this machine ({device}): {_said(error)}"
             ) from error
@@ -176,7 +176,7 @@ def kernel(backend: str) -> NativeKernel:
 
 
 def latent_call(lens: list[tuple[int, int]], dtype: torch.dtype, device: str) -> AttentionCall:
-    """Make a call of absorbed latent attention, with heads enough for the kernels that are made for it."""
+    """Make a call of absorbed latent attention, with enough heads for the kernels that are made for it."""
     wide = call_of(lens, (_LATENT_HEADS, 1), 576, dtype, device)
     return replace(wide, v=wide.k[..., :512]).with_spec(layout="v in k", scale=192**-0.5)
 
@@ -187,7 +187,7 @@ def _said(error: Exception) -> str:
 
 
 def _prefix_of(call: AttentionCall, new: Tensor) -> AttentionCall:
-    """Return the call that prefills the cached prefixes of another one. `new` are the tokens of that one, bool [total_k]."""
+    """Return the call that prefills the cached prefixes of another one. `new` marks the tokens of that one, bool [total_k]."""
     k, v = call.k[~new], call.v[~new]
     lens = cumulative([length for length in call.prefixes if length], call.q.device)
     q = call.q.new_zeros(len(k), *call.q.shape[1:])
@@ -205,7 +205,7 @@ def _power_of_two(number: int, least: int) -> int:
 
 
 def sglang_version() -> str:
-    """Return the version of SGLang that is installed.
+    """Return the installed version of SGLang.
 
     Raises:
         ImportError: it is not installed.
@@ -215,7 +215,7 @@ def sglang_version() -> str:
 
 @cache
 def _sglang() -> Any:
-    """Import SGLang, with its plugins. Without a GPU, it is set up for the CPU, as `assay.harness.engines.sglang.launch` does it.
+    """Import SGLang, with its plugins. Without a GPU, it is set up for the CPU, as in `assay.harness.engines.sglang.launch`.
 
     Raises:
         ImportError: it is not installed.
@@ -226,7 +226,7 @@ def _sglang() -> Any:
             sys.path.insert(0, str(STAND_INS))
     known = _KIT in sys.modules
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about what other devices have
+        warnings.simplefilter("ignore")  # about features of other devices
         import sglang
         from sglang.srt.plugins import load_plugins
 
@@ -245,7 +245,7 @@ def _sglang() -> Any:
 
 
 def _takes_rope_apart() -> tuple[str, ...]:
-    """Return the backends to which DeepSeek's layers give the dims with RoPE as arguments of their own."""
+    """Return the backends to which DeepSeek's layers give the dims with RoPE as separate arguments."""
     from sglang.srt.models.deepseek_common import utils
 
     return tuple(utils.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)
@@ -261,7 +261,7 @@ def _registry() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The shape that a runner is built for: at most `batch` sequences of at most `length` tokens, `room` tokens in all."""
+    """The shape that a runner is built for: at most `batch` sequences of at most `length` tokens, `room` tokens in total."""
 
     backend: str
     device: str
@@ -278,12 +278,12 @@ class _Shape:
     stored: torch.dtype | None = None
     drafts: int = 0
     latent_scale: float = 0.0
-    """The scale of scores with a cache of latents, with which FlashInfer's MLA backend plans; 0 for a cache of K and V."""
+    """The scale of scores with a cache of latents, for the plan of FlashInfer's MLA backend; 0 for a cache of K and V."""
 
 
 @lru_cache(_KEPT)
 def _runner(shape: _Shape) -> _Runner:
-    # Calls come in any mode of autograd, and a buffer that is made in inference mode can be written to in that mode alone.
+    # Calls come in any mode of autograd, and only inference mode can write to a buffer that was made in it.
     with torch.inference_mode(False):
         return _Runner(shape)
 
@@ -326,7 +326,7 @@ class _Runner:
         config = kit.TinyMLAModelConfig(
             num_heads=shape.heads, hidden_size=shape.heads * shape.head_dim, context_len=shape.length, **dims
         )
-        # The kit's is that of the 576 dims; DeepSeek's, of the 192 before absorption.
+        # The kit's scale is for the 576 dims; DeepSeek's, for the 192 before absorption.
         config.scaling = shape.latent_scale
         return kit.MockMLAModelRunner(
             case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
@@ -401,7 +401,7 @@ class _Runner:
                 buffer.fill_(STALE)
             if any(call.prefixes) and asked.scales is None:
                 self._pool.set_kv_buffer(layer, KVWriteLoc(slots[~new], None), call.k[~new], call.v[~new])
-            elif any(call.prefixes):  # whether a backend scales K and V when it writes is up to the backend
+            elif any(call.prefixes):  # the backend decides whether to scale K and V when it writes them
                 prefix, its_rows = _prefix_of(call, new), rows[torch.tensor(call.prefixes) > 0]
                 written = self._batch(prefix, its_rows, slots[~new])
                 with forward_context(context):
@@ -421,13 +421,13 @@ class _Runner:
     def _placed(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """Write the block table. Returns the row of each sequence, int64 [batch], and the slot of each token, int64 [total_k].
 
-        Pages and rows are drawn, the same for calls of the same lengths. The first row and the first page are SGLang's padding.
+        Pages and rows are drawn at random, the same for calls of the same lengths. The first row and page are SGLang's padding.
         """
         generator = torch.Generator().manual_seed(0)
         page = self._shape.page
         pages = shuffled_pages(call.lens_k, page, self._shape.room // page, generator)
         rows = 1 + torch.randperm(self._shape.batch, generator=generator)[: len(pages)]
-        table = torch.zeros(self._table.shape, dtype=torch.int32)  # after its sequence, a row names a stale slot
+        table = torch.zeros(self._table.shape, dtype=torch.int32)  # beyond its sequence, a row names a stale slot
         slots = []
         for row, own, length in zip(rows.tolist(), pages, call.lens_k, strict=True):
             slots.append(slots_in(1 + own, page, length))
@@ -467,7 +467,7 @@ class _Runner:
         return batch
 
     def _verified(self, call: AttentionCall, batch: Any) -> Any:
-        """Make what a batch carries that verifies drafts: the mask of the whole prefix and the drafts, flat, by sequence."""
+        """Make the data of a batch that verifies drafts: the mask of the whole prefix and the drafts, flat, by sequence."""
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
         from sglang.srt.speculative.eagle_info import EagleVerifyInput
 

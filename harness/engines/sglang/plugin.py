@@ -1,10 +1,10 @@
 """The SGLang plugin, loaded in every process before SGLang parses its arguments (entry-point group ``sglang.srt.plugins``).
 
 It registers every published kernel as an attention backend, and meters every attention backend, including SGLang's own: it counts
-calls by kernel, phase and layer, notes each prefill batch, and lists the kernels of a pass when asked to, so that a report can
-prove what ran.
+calls by kernel, phase and layer, records each prefill batch, and lists the kernels of a pass on request, so that a report can prove
+what ran.
 
-In a server that assay did not start (no ``ASSAY_EVIDENCE``) the kernels can be served as well, but nothing is counted.
+In a server that assay did not start (no ``ASSAY_EVIDENCE``) the kernels can be served too, but nothing is counted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def register() -> None:
 
 
 def _ask_for_key() -> None:
-    """Give the server its key as if by a flag: everybody on the machine can read a command line, but not an environment."""
+    """Give the server its key as if by a flag: everyone on the machine can read a command line, but not an environment."""
     key = os.environ.get(API_KEY)
     if key and "--api-key" not in sys.argv:
         sys.argv += ["--api-key", key]
@@ -85,7 +85,7 @@ def _interpret() -> None:
 
 
 def _pin_nothing() -> None:
-    """Have SGLang apply adapters without a GPU: it pins memory that is copied to one, which PyTorch refuses there."""
+    """Let SGLang apply adapters without a GPU: it pins memory that is copied to one, which PyTorch refuses there."""
     import torch
 
     if torch.cuda.is_available():
@@ -121,10 +121,10 @@ def _add_choices(names: list[str]) -> None:
 
 
 def _judge_by_delegate(names: Collection[str], delegate: str) -> None:
-    """Let models that refuse attention backends by name (gpt-oss, Gemma 4) judge a kernel by the backend that it delegates to.
+    """Make models that refuse attention backends by name (gpt-oss, Gemma 4) judge a kernel by the backend that it delegates to.
 
-    They know the names of backends that have what their layers ask for. A kernel declares its features itself, and does not get
-    calls that ask for more.
+    They know the names of backends that support their layers. A kernel declares its features, and does not get calls that ask
+    for more.
     """
 
     def judged(backends: tuple[str, ...]) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def _judge_by_delegate(names: Collection[str], delegate: str) -> None:
 
 
 def _wrap_all(backends: dict[str, Any], wrap: Callable[[Any, str, Any], Any]) -> None:
-    """Wrap every backend's factory so that whatever it builds is wrapped; what a candidate builds is not."""
+    """Wrap every backend's factory so that everything it builds is wrapped, except what a candidate builds."""
 
     def wrapped(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:

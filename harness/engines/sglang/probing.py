@@ -13,7 +13,7 @@ from assay.harness.engines.sglang.score import readable
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.invariance import ProbeReply, Scores
 
-# Most probable tokens that are returned at each position.
+# Most probable tokens to return at each position.
 _TOP = 8
 _PATH, _EXPECTED = "/generate", "every prompt scored, and every token of its answer"
 _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
@@ -28,7 +28,7 @@ class ProbeRequest:
         rid: its id in the server.
         ids: tokens of the prompt.
         start: the tokens after the first ``start + 1`` are scored; at most ``start`` tokens come from the cache.
-        depth: tokens to generate, the end-of-text token or not.
+        depth: tokens to generate, whether or not they include the end-of-text token.
     """
 
     probe: str
@@ -42,7 +42,7 @@ def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
     """Send requests at once, in one message, and return the replies in their order.
 
     Raises:
-        EngineError: the server failed, or did not answer each of them.
+        EngineError: the server failed, or did not answer all of them.
     """
     replies = server.send(_PATH, _body(requests, server.adapter))
     with readable(server, _PATH, _EXPECTED):
@@ -50,9 +50,9 @@ def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
 
 
 def leave_in_cache(server: SGLangServer, requests: Sequence[ProbeRequest]) -> None:
-    """Send requests at once, without log-probabilities, so that their K and V are left in the cache.
+    """Send requests at once, without log-probabilities, so that their K and V stay in the cache.
 
-    SGLang mixes chunks of prompts with decode only where no request asks for log-probabilities.
+    SGLang mixes chunks of prompts with decode only if no request asks for log-probabilities.
 
     Raises:
         EngineError: the server failed.
@@ -121,7 +121,7 @@ def _reply(request: ProbeRequest, reply: Mapping[str, Any], pieces: int) -> Prob
 
 
 def _of(token: int, sampled: _Entry, top: Sequence[_Entry] | None) -> float | None:
-    """Return the log-probability of a token that was written: of the sampled one or, where another was forced, among the top."""
+    """Return the log-probability of a written token: the sampled one's or, if another was forced, the one among the top."""
     return sampled[0] if sampled[1] == token else next((logprob for logprob, id_, _ in top or () if id_ == token), None)
 
 

@@ -1,4 +1,4 @@
-"""What assay knows of SGLang before it starts one: see `assay.harness.sides.profile_of`."""
+"""Facts about SGLang that assay knows before it starts one: see `assay.harness.sides.profile_of`."""
 
 from __future__ import annotations
 
@@ -15,5 +15,17 @@ PROFILE = EngineProfile(
         "flex_attention": ("flex_attention",),
         "fa3": ("flash::FlashAttnFwd",),
         "flashinfer": ("flashinfer::.*(Prefill|Decode)With",),
+    },
+    settings={
+        "--kv-cache-dtype": "{} KV cache",
+        "--quantization": "{} weights",
+        "--dtype": "{} activations",
+        "--chunked-prefill-size": "prefill in chunks of {} tokens",
+        "--page-size": "pages of {} tokens",
+        "--disable-radix-cache": "disabled prefix cache",
+        "--disable-cuda-graph": "disabled CUDA graphs",
+        "--enable-torch-compile": "torch.compile",
+        "--tp-size": "tensor parallelism over {}",
+        "--random-seed": "seed {}",
     },
 )

@@ -143,7 +143,7 @@ def score(server: Engine, ids: Sequence[int], start: int, top_k: int, at: Sequen
         start: longest prefix that may come from the cache. The token after it is the first one that is computed, and the next
             one is the first with a log-probability.
         top_k: number of most probable tokens to return at each position.
-        at: ids whose log-probabilities are returned at every position, whatever their rank.
+        at: ids whose log-probabilities are returned at every position, regardless of their rank.
 
     Raises:
         ValueError: no token is left to score.

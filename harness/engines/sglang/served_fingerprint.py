@@ -25,7 +25,7 @@ def fingerprint_of(server: Engine, folder: Path, model: Path, ranks: int) -> Fin
     """Take the fingerprint of a running server; one short request is asked on an empty cache, and the control is left off.
 
     Returns:
-        None where its processes write none.
+        The fingerprint, or None if its processes write none.
 
     Raises:
         EngineError: the server failed, or only some of its processes wrote theirs.
@@ -62,7 +62,7 @@ def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[F
                 return ()
             raise EngineError(
                 f"{len(written)} of {ranks} processes of the server wrote their fingerprint.",
-                "one of each process",
+                "one from each process",
                 "see the server's log; run again without it if that does not help",
             )
         time.sleep(0.05)
@@ -71,7 +71,7 @@ def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[F
 def _tokens(server: Engine, model: Path, told: Fingerprint) -> Tokens:
     """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats.
 
-    The rest, such as EOS and the class of the tokenizer, is what a process of the server told.
+    The rest, such as EOS and the class of the tokenizer, comes from a process of the server.
     """
     names = list(TEXTS)
     fields: dict[str, Any] = {}
@@ -89,8 +89,8 @@ def chats_of(ask: Callable[[dict[str, Any]], Any]) -> tuple[dict[str, list[int]]
     """Have an endpoint make the ids of each chat of the corpus; `ask` sends a body to ``/tokenize``.
 
     Returns:
-        The ids of the chats that were answered, and why the others were refused. Without an answer none is: such an endpoint takes
-        no messages, whatever the template does.
+        The ids of the answered chats, and why the others were refused. Without any answer, nothing counts as refused: such an
+        endpoint takes no messages, whatever the template does.
     """
     chats: dict[str, list[int]] = {}
     refused: dict[str, str] = {}

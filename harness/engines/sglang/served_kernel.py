@@ -2,8 +2,8 @@
 
 An SGLang backend, the delegate, is built unchanged. For the phases that the kernel declares, its forward methods are replaced: they
 write K and V to the pool, resolve the paging into one packed `AttentionCall`, and run the kernel. Everything else (metadata, the
-other phase) stays with the delegate; reports call that "delegated". What the kernel does not declare of what a layer asks for, and
-what the contract cannot express (cross attention, speculative trees), raises: nothing is silently computed by another kernel.
+other phase) stays with the delegate; reports call that "delegated". If a layer asks for something that the kernel does not declare,
+or that the contract cannot express (cross attention, speculative trees), it raises: no other kernel computes it silently.
 
 `make_candidate` makes a candidate of the shadow, by name: a kernel of the contract, or another attention backend of SGLang.
 """
@@ -30,7 +30,7 @@ from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, sp
 def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
     """Make an SGLang attention backend that runs `kernel` in the phases that it declares, and `delegate` in the others.
 
-    Without the name of a delegate, it is the default of the device.
+    The default delegate is the device's default backend.
 
     Raises:
         KernelRefused: the model needs something that the contract cannot express, or the delegate is unknown.
@@ -47,7 +47,7 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
     pages = Pages(runner)
     for phase in declared.phases:
         setattr(backend, f"forward_{phase}", _forward(phase, name, kernel, pages))
-    # Without a package it is taken for plain PyTorch, which the interpreter does not touch.
+    # A kernel without a package counts as plain PyTorch, which the interpreter does not touch.
     on_cpu = os.environ.get("TRITON_INTERPRET") == "1" and str(runner.device) == "cpu"
     backend.assay_declared = declared
     backend.assay_interpreted = on_cpu and bool(declared.package)

@@ -106,7 +106,7 @@ class SGLangServer(Engine):
 
     def _wait_until_ready(self, client: Client, process: ServerProcess, started: float) -> None:
         while client.status("/health", PROBE_TIMEOUT_S) != 200:
-            # SGLang 0.5.23 logs this and stays up, so its exit cannot be waited for.
+            # SGLang 0.5.23 logs this and stays up, so waiting for its exit would not work.
             if "address already in use" in process.recent_log().lower():
                 raise _PortTaken(f"{self.url}: address already in use, taken while the server started")
             if process.exit_status is not None:
@@ -188,7 +188,7 @@ class SGLangServer(Engine):
         return SGLangServer(replace(self.launch, common=flags))
 
     def last_step(self) -> str:
-        """Return the last line that it logged since it was started, warnings left out, or an empty string."""
+        """Return the last line that it logged since it was started, except warnings, or an empty string."""
         return self._process.last_line(warnings=False) if self._process is not None else ""
 
     def _log_tail(self) -> str:

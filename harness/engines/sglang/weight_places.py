@@ -1,7 +1,7 @@
-"""Which part of a whole parameter an SGLang process holds, as the layer that loaded it says.
+"""The part of a whole parameter that an SGLang process holds, according to the layer that loaded it.
 
-Only layers of SGLang's own whose own loader filled the parameter are known, and only in the layout in which they load: what a model
-slices by itself, what a quantisation or a kernel packs, and what an expert map moves has no place, and is compared without one.
+Only parameters filled by the own loaders of SGLang's layers are known, and only in the layout in which they load. Parameters that a
+model slices itself, a quantisation or a kernel packs, or an expert map moves have no place, and are compared without one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from assay.harness.fingerprint.weights import Piece, WeightPlace
 
 _LAYERS = "sglang.srt.layers."
-# Methods that keep the layout of the checkpoint, but where `_packed` says otherwise.
+# Methods that keep the layout of the checkpoint, unless `_packed` says otherwise.
 _AS_LOADED = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"}
-# Attributes of the method of experts that name kernels with a layout of their own.
+# Attributes of the method of experts that name kernels with a special layout.
 _OTHER_ORDER = (
     "use_triton_kernels", "use_flashinfer_cutlass", "use_flashinfer_trtllm_moe", "use_deep_gemm", "load_up_proj_weight_first",
     "w13_swiglu_interleaved",
@@ -24,7 +24,7 @@ _OTHER_ORDER = (
 
 
 def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> WeightPlace | None:
-    """Return the place of a parameter of a module, by its name there, or None where it is not known.
+    """Return the place of a parameter of a module, by its name there, or None if it is unknown.
 
     `in_order` says whether the experts lie in the order of their numbers.
     """
@@ -51,7 +51,7 @@ def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> Wei
 
 
 def _own(loader: Any, module: Any) -> bool:
-    """Return True if a loader is the layer's own, and cuts what it gets itself."""
+    """Return True if a loader is the layer's own, and cuts its argument itself."""
     function = getattr(loader, "__func__", None)
     return (
         getattr(loader, "__self__", None) is module
@@ -78,7 +78,7 @@ def _fits(place: WeightPlace, parameter: Any) -> bool:
 
 
 def _group(module: Any, name: str = "tp_group") -> tuple[int, int] | None:
-    """Return rank and size of the group that shares a layer, or None where this version does not say."""
+    """Return rank and size of the group that shares a layer, or None if this version does not say."""
     if hasattr(module, name):  # 0.5.23
         group = getattr(module, name)
         return (0, 1) if group is None else (group.rank_in_group, group.world_size)
@@ -98,7 +98,7 @@ def _by_rows(parameter: Any, rows: int, *pieces: Piece) -> WeightPlace:
 
 
 def _columns(module: Any, parameter: Any) -> WeightPlace | None:
-    """Place an output that is cut; each of several outputs in one is cut for itself."""
+    """Place an output that is cut; several outputs in one are cut separately."""
     group = _group(module)
     if group is None:
         return None
@@ -109,7 +109,7 @@ def _columns(module: Any, parameter: Any) -> WeightPlace | None:
 
 
 def _cut(sizes: Sequence[int], rank: int, size: int) -> tuple[tuple[int, int], ...]:
-    """Return the runs of a rank that has so many rows of each of several parts."""
+    """Return the runs of a rank that has this many rows of each of several parts."""
     return tuple((size * sum(sizes[:number]) + rank * rows, rows) for number, rows in enumerate(sizes))
 
 
@@ -146,17 +146,17 @@ def _rows(module: Any, parameter: Any) -> WeightPlace | None:
 
 
 def _vocabulary(module: Any, parameter: Any) -> WeightPlace | None:
-    """Place the rows of tokens, with the padding behind them."""
+    """Place the rows of tokens, with the padding after them."""
     at = module.shard_indices
     if module.num_embeddings != module.org_vocab_size:
-        return None  # tokens that an adapter added lie behind the padding of each part
+        return None  # tokens that an adapter added lie after the padding of each part
     return _by_rows(
         parameter, module.num_embeddings_padded, Piece(((at.padded_org_vocab_start_index, parameter.shape[0]),))
     )
 
 
 def _experts(module: Any, attribute: str) -> WeightPlace | None:
-    """Place the experts, which are divided among the processes first, and each of them among the rest."""
+    """Place the experts, which are divided among the processes first, and each expert among the rest."""
     if attribute not in ("w13_weight", "w2_weight") or getattr(module, "num_fused_shared_experts", 0) > 0:
         return None
     parameter = getattr(module, attribute)

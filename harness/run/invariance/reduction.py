@@ -1,6 +1,6 @@
-"""From a failing arm to the smallest set of features that breaks, by delta debugging.
+"""From a failing arm to the smallest failing set of features, by delta debugging.
 
-Every test may start a server, so what passed before excludes its subsets, and the sets that all failing arms share are tried first.
+Every test may start a server, so a passing set excludes its subsets, and the sets that all failing arms share are tried first.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from assay.harness.judge.invariance_arms import BASE, Arm, closed, possible
 from assay.harness.stats.ddmin import ddmin
 
 _Fails = Callable[[Arm], bool | None]
-"""Whether an arm fails; None where that cannot be said, since it cannot be switched on or was not shown to be on."""
-# Most sets that are tried before `ddmin` begins.
+"""True if an arm fails, False if it passes, or None if that is unknown, since it cannot be, or was not shown to be, on."""
+# Most sets to try before `ddmin` begins.
 _GUESSED = 4
 
 
 def reduce(
     failing: Arm, fails: _Fails, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]
 ) -> Arm:
-    """Return the smallest set of features, of those of a failing arm, that was seen to fail.
+    """Return the smallest subset of a failing arm's features that was seen to fail.
 
     Args:
         of: completes a set of features to one that can be switched on.
@@ -41,18 +41,18 @@ def reduce(
         if test(guess):
             known = guess
             break
-    # Completion adds back what a feature requires, so a part is tested as it is run.
+    # Completion adds back required features, so a part is tested as it is run.
     return of(frozenset(ddmin(sorted(known), lambda some: test(frozenset(some)))))
 
 
 def unexplained(states: Mapping[Arm, bool | None], known: Mapping[str, Feature]) -> Arm:
-    """Join pairs of features that failing arms alone have, though no failing arm is a part of them: a second fault may hide there.
+    """Join pairs of features that only failing arms have, though no failing arm is a part of them: a second fault may hide there.
 
     Args:
-        states: whether each arm that was run failed; None where that cannot be said.
+        states: whether each arm that was run failed, or None if unknown.
 
     Returns:
-        The features of as many such pairs as can be on together without a failing arm as a part; none if there is no pair.
+        The features of as many such pairs as can be on together without a failing arm as a part, or no features without a pair.
     """
     failed = [arm for arm, state in states.items() if state]
     joined = BASE
@@ -65,7 +65,7 @@ def unexplained(states: Mapping[Arm, bool | None], known: Mapping[str, Feature])
 
 
 def _guesses(failing: Arm, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]) -> Iterator[Arm]:
-    """Yield the smallest sets that nothing excludes, those that most failing arms have first."""
+    """Yield the smallest sets that nothing excludes, starting with those that most failing arms contain."""
     sets = {of(frozenset(chosen)) for size in (1, 2) for chosen in combinations(sorted(failing), size)}
     left = [arm for arm in sets if arm < failing and not any(arm <= other for other in passed)]
     left.sort(key=lambda arm: (-sum(arm <= other for other in failed), len(arm), sorted(arm)))

@@ -170,7 +170,7 @@ def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pyte
     result = Honours(sglang="0.5.23", torch=torch.__version__, device="cpu", backends=(ignoring, absent))
     document = honours_document(result)
     assert document.headline == (
-        "1 backend measured: in 5 cases, what a layer asks for is ignored, or computed wrongly, without an error."
+        "1 backend measured: in 5 cases, a feature that a layer asks for is ignored, or computed wrongly, without an error."
     )
     assert "fa3: it needs a GPU" in str(document.body)
     assert "test_mine_honours_softcap_in_prefill" in str(document.body)

@@ -30,10 +30,11 @@ def test_the_command_that_a_bench_cites_repeats_it(
         "device": "cpu", "reference": "torch_native", "candidate": "torch_native", "model": "tiny",
         "engine_arg": ("--page-size=16", "--chunked-prefill-size=64"), "latency_shapes": "short,64:8:16",
         "latency_concurrency": "2,8", "latency_seconds": 5.0, "latency_bound": 1.5, "data": str(data),
-        "servers": "together", "startup_timeout": 60.0, "request_timeout": 30.0,
+        "servers": "together", "startup_timeout": 60.0,
         "reference_model": "tiny", "candidate_model": "tiny", "reference_env": ("A=b",), "candidate_env": ("A=c", "B=d"),
         "reference_arg": ("--max-prefill-tokens=4096",), "candidate_arg": ("--max-prefill-tokens=2048",),
         "reference_python": sys.executable, "candidate_python": "python3",
+        "reference_with": ("a==1", "b @ git+https://c/d"), "candidate_with": ("a==2",),
     }  # fmt: skip
     assert set(flags) == set(BENCH_FLAGS)
     plan = plan_bench(prepare(timed_spec(make_spec(flags))))

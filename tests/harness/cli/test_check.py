@@ -64,7 +64,7 @@ def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "new+prefix 41+1" in out
     first, *_ = out.splitlines()
-    assert first.startswith("REGRESSION   checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls · ")
+    assert first.startswith("REGRESSION   checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 call · ")
     assert first.endswith(" · exit 1")
 
 
@@ -90,7 +90,7 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     assert call(*some, "--read-out", "30") == 1
     said = capsys.readouterr()
     assert "\nObserved     " in said.out
-    assert "; wrong on 1 of 1 calls; " in said.err
+    assert "; wrong on 1 of 1 call; " in said.err
     assert "Reading what it computes, for at most 30 s." in said.err
     assert call(*some, "--read-out", "0") == 1
     said = capsys.readouterr()

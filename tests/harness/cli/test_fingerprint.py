@@ -33,7 +33,7 @@ def test_what_differs_exits_with_1_unless_it_is_allowed(
     assert "torch is 2.12 in A, 2.13 in B · exit 1" in shown.splitlines()[0]
     assert "torch is 2.12 in A" in page.read_text()
     assert "failure" in cases.read_text()
-    assert call("compare", *two, "--allow=packages") == 0
+    assert call("compare", *two, "--allow=packages", "--all") == 0
     assert "declared by --allow packages" in capsys.readouterr().out
     assert call("compare", *two, "--json") == 1
     document = json.loads(capsys.readouterr().out)

@@ -155,7 +155,7 @@ def test_processes_that_share_the_heads_record_one_pack(tmp_path: Path) -> None:
     manifest = tmp_path / "pack" / "rank-1" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"tiny"', '"other"'))
     assert hash_pack(tmp_path / "pack") != before
-    with pytest.raises(EvidenceError, match="another server"):
+    with pytest.raises(EvidenceError, match="a different server"):
         read_pack(tmp_path / "pack")
 
 

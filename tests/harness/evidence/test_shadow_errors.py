@@ -29,7 +29,7 @@ def test_processes_are_merged(tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no errors of a shadow"):
+    with pytest.raises(UsageError, match="has no shadow errors"):
         read_shadow_errors(tmp_path)
     write(tmp_path, 1)
     write(tmp_path, 2, candidate="other")

@@ -57,14 +57,14 @@ def dropped(*names: str) -> Tensors:
 )
 def test_a_tensor_that_the_checkpoint_lacks_is_named(lost: str, loaded: str) -> None:
     served = described(fused(random_weights()))
-    assert wrong(served, dropped(lost)) == [f"{loaded} is served, and not in the checkpoint, wholly or in part"]
+    assert wrong(served, dropped(lost)) == [f"{loaded} is served, but missing from the checkpoint, wholly or in part"]
 
 
 @pytest.mark.parametrize("name", [QKV, GATE_UP, "model.layers.0.mlp.down_proj.weight"])
 def test_other_values_are_named_where_the_engine_fuses_too(name: str) -> None:
     served = fused(random_weights())
     served[name] = 1.05 * served[name]
-    assert wrong(described(served), random_weights()) == [f"{name} is not what the checkpoint has"]
+    assert wrong(described(served), random_weights()) == [f"{name} is different from the checkpoint"]
 
 
 def sharded(weights: Tensors) -> tuple[Weight, ...]:
@@ -172,7 +172,7 @@ def test_of_several_files_those_of_the_index_are_read(tmp_path: Path, suffix: st
     assert read(written(tmp_path / "left", {**names, f"pytorch_model_old.{suffix}": old}, index, suffix)) == whole
     both = {f"part-0.{suffix}": one | {next(iter(two)): old[next(iter(two))]}, f"part-1.{suffix}": two}
     assert read(written(tmp_path / "both", both, index, suffix)) == whole, "each from its own file"
-    with pytest.raises(EvidenceError, match=r"part-1.* is not there"):
+    with pytest.raises(EvidenceError, match=r"part-1.* does not exist"):
         read(written(tmp_path / "lost", {f"part-0.{suffix}": one}, index, suffix))
 
 

@@ -59,7 +59,7 @@ SCALE = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
         ({"rope": (plain(500000.0),)}, {"rope": (plain(10000.0),)}, 1, "B: rope_theta is 10,000; config.json says 500,000"),
         ({"rope": (plain(500000.0), plain(10000.0))}, {"rope": (plain(10000.0), plain(500000.0))}, 0, ""),
         ({"weights": described(WEIGHTS)}, {"weights": described(WEIGHTS)}, 0, ""),
-        ({"weights": described(WEIGHTS)}, {"weights": described(WEIGHTS)[1:]}, 1, f"{next(iter(WEIGHTS))} is in A alone"),
+        ({"weights": described(WEIGHTS)}, {"weights": described(WEIGHTS)[1:]}, 1, f"{next(iter(WEIGHTS))} is only in A"),
         (
             {"weights": described(WEIGHTS)},
             {"weights": described({name: weight.bfloat16().float() for name, weight in WEIGHTS.items()})},
@@ -70,7 +70,7 @@ SCALE = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
             {"weights": described(WEIGHTS), "asked": {"model": "a"}},
             {"weights": described(WEIGHTS | SCALE), "asked": {"model": "b"}},
             1,
-            f"{next(iter(SCALE))} is in B alone",
+            f"{next(iter(SCALE))} is only in B",
         ),
         (
             {"backends": resolved(flashinfer="0-31")},
@@ -136,7 +136,7 @@ def test_tables_of_which_config_json_has_no_reading_are_compared_by_their_rows()
     """Those of longrope: the rows of two tables may differ where the frequencies, which the first rows have, do not."""
     right = plain(500000.0, rows=4096, error=1e-6).model_copy(update={"digest": "a"})
     lost = right.model_copy(update={"digest": "b", "error": 1.9})
-    says = "cos and sin are off by up to 1e-06 in A, 1.9 in B, of the same frequencies"
+    says = "cos and sin are off by up to 1e-06 in A, 1.9 in B, at the same frequencies"
     assert first(fingerprint(rope=(right,)), fingerprint(rope=(lost,))) == (1, says)
     assert first(fingerprint(rope=(right,)), fingerprint(rope=(lost.model_copy(update={"error": float("nan")}),)))[0] == 1
     for honest in ({"error": 5e-4}, {"error": 1.9, "rows": 8192}, {"error": None}):
@@ -155,12 +155,12 @@ IDS = {"english": (5, 6), "numbers": (7, 8, 9)}
             {"bare": {**IDS, "numbers": (7, 88)}, "tokenizer": "GPT2Tokenizer"},
             "token ids differ in 1 of 2 texts of the corpus (tokenizer GPT2TokenizerFast in A, GPT2Tokenizer in B)",
         ),
-        ({"texts": IDS}, {"texts": {name: (0, *ids) for name, ids in IDS.items()}}, "BOS begins every text in B alone"),
+        ({"texts": IDS}, {"texts": {name: (0, *ids) for name, ids in IDS.items()}}, "BOS begins every text only in B"),
         ({"chats": {"user": (0, 5)}}, {"chats": {"user": (0, 0, 5)}}, "B: two BOS tokens begin a chat (user)"),
         (
             {"counts": {"user": 12}},
             {"counts": {"user": 13}},
-            "1 of 1 chat has other numbers of prompt tokens (user: 12 in A, 13 in B)",
+            "1 of 1 chat has different numbers of prompt tokens (user: 12 in A, 13 in B)",
         ),
         ({"tokenizer": "T", "eos": (1,)}, {"tokenizer": "T", "eos": (1, 9)}, "EOS is (1,) in A, (1, 9) in B"),
     ],
@@ -177,7 +177,7 @@ def test_one_tensor_that_was_not_sent_again_is_named() -> None:
     stale = "model.layers.1.mlp.down_proj.weight"
     served = described({**kept, stale: sent[stale]})
     code, says = first(fingerprint(weights=described(kept)), fingerprint(weights=served))
-    assert (code, says) == (1, f"1 of 21 parameters has other weights: {stale} (relative distance up to {_distance(says)})")
+    assert (code, says) == (1, f"1 of 21 parameters has different weights: {stale} (relative distance up to {_distance(says)})")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -194,7 +194,7 @@ def test_a_large_parameter_that_differs_beyond_its_sample_has_other_weights(
     assert whole.weights
     assert other.weights
     assert whole.weights[0].digest == other.weights[0].digest
-    assert first(whole, other)[1].startswith("1 of 1 parameter has other weights: embed")
+    assert first(whole, other)[1].startswith("1 of 1 parameter has different weights: embed")
     assert first(whole, nan)[0] == 1
     assert first(whole, whole) == first(nan, nan) == (0, "")
     elsewhere = tuple(1.000003 * each for each in whole.weights[0].projections)  # as another device adds them up
@@ -260,7 +260,7 @@ def test_what_follows_from_a_speculative_algorithm_is_declared_by_it() -> None:
     undeclared = compare_fingerprints(left, other).undeclared
     assert [difference.name for difference in undeclared] == ["arguments.speculative_accept_threshold_acc"]
     ignored = right.model_copy(update={"arguments": none})
-    assert first(left, ignored)[1].startswith("--speculative-algorithm was asked to be NGRAM, not absent, and nothing")
+    assert first(left, ignored)[1].startswith("--speculative-algorithm was set to NGRAM, not absent, but nothing")
 
 
 def test_a_checkpoint_is_compared_with_what_an_engine_fused() -> None:
@@ -276,7 +276,7 @@ def test_a_checkpoint_is_compared_with_what_an_engine_fused() -> None:
     fused["model.layers.0.self_attn.qkv_proj.weight"][3] *= 2
     code, says = first(fingerprint(weights=described(weights)), fingerprint(weights=described(fused)))
     assert code == 1
-    assert says.startswith("1 of 15 parameters has other weights: model.layers.0.self_attn.qkv_proj.weight")
+    assert says.startswith("1 of 15 parameters has different weights: model.layers.0.self_attn.qkv_proj.weight")
 
 
 def test_a_router_bias_must_stay_in_float32() -> None:
@@ -328,7 +328,7 @@ def test_a_chat_template_is_seen_to_be_ignored_in_chats_alone() -> None:
     left, right = (
         fingerprint(tokens=Tokens(bare=IDS, chats={"user": (1, 2)}), asked=asked) for asked in ({}, {"--chat-template": "x"})
     )
-    assert first(left, right)[1].startswith("--chat-template was asked to be x, not absent, and nothing")
+    assert first(left, right)[1].startswith("--chat-template was set to x, not absent, but nothing")
     unknown = right.model_copy(update={"tokens": Tokens(bare=IDS)})
     assert compare_fingerprints(left, unknown).exit_code == 0
     other = right.model_copy(update={"tokens": Tokens(bare=IDS, chats={"user": (1, 3)})})
@@ -338,7 +338,7 @@ def test_a_chat_template_is_seen_to_be_ignored_in_chats_alone() -> None:
 def test_an_adapter_that_was_not_applied_is_the_first_line() -> None:
     left = fingerprint(adapters={}, weights=described(random_weights()))
     right = left.model_copy(update={"asked": {"--lora-paths": "mine=adapter"}})
-    says = "--lora-paths was asked to be mine=adapter, not absent, and nothing that is served differs"
+    says = "--lora-paths was set to mine=adapter, not absent, but nothing that is served differs"
     assert first(left, right) == (1, says)
     applied = right.model_copy(update={"adapters": {"mine": "1234, scaling 2, norm of B 0.3"}})
     assert compare_fingerprints(left, applied).exit_code == 0
@@ -406,9 +406,9 @@ def test_two_bos_of_a_rendered_chat_count_where_the_other_side_was_asked_for_the
 @pytest.mark.parametrize(
     ("left", "right", "says"),
     [
-        ((), ("system",), "the chat template refuses the chat 'system' in B alone"),
-        (("system", "tools"), (), "the chat template refuses the chats 'system' and 'tools' in A alone"),
-        (("system", "tools"), ("system",), "the chat template refuses the chat 'tools' in A alone"),
+        ((), ("system",), "the chat template refuses the chat 'system' only in B"),
+        (("system", "tools"), (), "the chat template refuses the chats 'system' and 'tools' only in A"),
+        (("system", "tools"), ("system",), "the chat template refuses the chat 'tools' only in A"),
         (("system",), ("system",), ""),
         (None, ("system",), ""),  # an endpoint without chats says nothing of templates
     ],
@@ -439,9 +439,9 @@ def test_variables_are_chosen_by_whole_words() -> None:
             "1",
             "is absent in A, 1 in B: it decides whether NVIDIA's libraries multiply float32 in TF32",
         ),
-        ("ATEN_CPU_CAPABILITY", "avx2", "avx512", "how many numbers PyTorch adds up at once"),
+        ("ATEN_CPU_CAPABILITY", "avx2", "avx512", "how many numbers PyTorch adds at once"),
         ("SGLANG_ROPE_CACHE_FP32", "true", "0", "whether cos and sin of RoPE are float32"),
-        ("SGLANG_ENABLE_JIT_DEEPGEMM", None, "false", "whether FP8 products are DeepGEMM's"),
+        ("SGLANG_ENABLE_JIT_DEEPGEMM", None, "false", "whether DeepGEMM computes FP8 products"),
         ("SGLANG_ENABLE_JIT_DEEPGEMM", None, "1", ""),  # it is on by default
         ("SGLANG_ROPE_CACHE_FP32", None, "False", ""),
         ("SGLANG_SIMULATE_ACC_LEN", "-1", None, ""),
@@ -467,13 +467,9 @@ def test_every_variable_that_changes_numbers_is_observed(name: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "name", "says"),
     [
-        ({"template": "b"}, "tokens.template", "the chat template is another, which shows in other chats than those of the corpus"),
-        ({"merges": "b"}, "tokens.rules", "the files of the tokenizer differ in merges"),
-        (
-            {"vocabulary": "b", "added_tokens": "b"},
-            "tokens.rules",
-            "the files of the tokenizer differ in vocabulary and added tokens",
-        ),
+        ({"template": "b"}, "tokens.template", "the chat templates differ, but not for the chats of the corpus"),
+        ({"merges": "b"}, "tokens.rules", "the tokenizer's files differ in merges"),
+        ({"vocabulary": "b", "added_tokens": "b"}, "tokens.rules", "the tokenizer's files differ in vocabulary and added tokens"),
     ],
 )
 def test_what_the_corpus_does_not_meet_is_told_by_digests(changed: dict[str, str], name: str, says: str) -> None:
@@ -494,7 +490,7 @@ def test_a_part_that_one_side_lost_is_named_and_no_pass(source: Any) -> None:
     right = left.model_copy(update={"tokens": None, "weights": None})
     result = compare_fingerprints(left, right)
     assert (result.exit_code, result.lost) == (3, ("tokens", "weights"))
-    assert diff_document(result).headline.startswith("tokens and weights were observed on one side alone.")
+    assert diff_document(result).headline.startswith("tokens and weights were observed on one side only.")
     assert compare_fingerprints(left, right, ["tokens", "weights"]).exit_code == 0
     url = right.model_copy(update={"source": "endpoint", "packages": {}})
     assert compare_fingerprints(left.model_copy(update={"packages": {}}), url).lost == ()

@@ -93,7 +93,7 @@ def test_the_base_is_read_off_plain_frequencies_alone() -> None:
     ("config", "frequencies", "scale", "says"),
     [
         ({}, plain(10000.0), 1.0, "rope_theta is 10,000; config.json says 500,000"),
-        ({}, plain(500000.0, 32), 1.0, "RoPE turns 32 dims of a head; config.json says 64"),
+        ({}, plain(500000.0, 32), 1.0, "RoPE rotates 32 dims per head; config.json says 64"),
         ({}, plain(500000.0), 1.2, "cos and sin are scaled by 1.2; config.json says 1"),
         ({}, [f / 8 for f in plain(500000.0)], 1.0, "RoPE is scaled linearly by 8; config.json says no scaling"),
         ({"rope_scaling": LLAMA3}, plain(500000.0), 1.0, "RoPE is not scaled; config.json says llama3 scaling by 8"),

@@ -98,7 +98,7 @@ def test_parts_without_places_have_no_order_beside_the_whole(weight: Tensor) -> 
     assert says(whole, parts) == ["weights.order"]
     diff = compare_fingerprints(rank(whole), rank(parts))
     assert diff.differences == ()
-    assert diff.not_compared["weights.order"].startswith("of w: the places of their parts are not known on both sides; compare")
+    assert diff.not_compared["weights.order"].startswith("of w: not known which parts each rank holds; compare")
 
 
 def test_pieces_that_are_not_the_whole_have_no_place(weight: Tensor) -> None:

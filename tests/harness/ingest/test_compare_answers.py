@@ -239,7 +239,7 @@ def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away
 @pytest.mark.parametrize(
     ("a", "b", "found"),
     [
-        ("lm_eval_a", "inspect_a.eval", "do not name things alike"),
+        ("lm_eval_a", "inspect_a.eval", "their names do not correspond"),
         ("lm_eval_a", "lm_eval_a", "named twice"),
         ("lm_eval_a", "gsm8k_test.jsonl", "not recognised"),
         ("lm_eval_a", "nothing", "does not exist"),
@@ -708,7 +708,7 @@ def test_a_later_run_without_samples_is_another_run_of_the_folder(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"scores": {"pattern": {"value": "C", "answer": "x", "history": [{"value": "I"}]}}}, "scores that were edited"),
+        ({"scores": {"pattern": {"value": "C", "answer": "x", "history": [{"value": "I"}]}}}, "edited scores"),
         ({"events": [{"event": "model", "cache": "read"}]}, "from a cache"),
     ],
 )  # fmt: skip

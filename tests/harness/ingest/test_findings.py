@@ -108,7 +108,11 @@ NAMED = (
     ("text", "where", "says"),
     [
         (NAMED + COUNTS, "test_mmlu", "assert 0.125 >= 0.6"),
-        (COUNTS, "the log", "pytest counts 1 failed, 3 passed, 1 warning in 319.15s (0:05:19), and no failure is named."),
+        (
+            COUNTS,
+            "the log",
+            "pytest counts 1 failed, 3 passed, 1 warning in 319.15s (0:05:19), but the log does not name a failure.",
+        ),
     ],
 )
 def test_a_failed_test_is_found_where_no_line_began_it(tmp_path: Path, text: str, where: str, says: str) -> None:

@@ -96,7 +96,7 @@ def test_scores_of_a_file_share_the_level_and_the_best_reading_of_a_task_counts(
     strict, loose = (TaskScore("gpqa", "exact_match,none", score, 198) for score in (0.04, 0.36))
     assert below_guessing([strict, loose]) == []
     (alone,) = below_guessing([strict])
-    assert (alone.severity, "another form" in alone.diagnosis) == ("warning", True)
+    assert (alone.severity, "an unexpected form" in alone.diagnosis) == ("warning", True)
     of_another = below_guessing([strict._replace(run="b"), loose._replace(run="a")])
     assert [each.severity for each in of_another] == ["warning"], "of another run"
 

@@ -49,14 +49,14 @@ def cut(at: int) -> Callable[[list[str]], None]:
     ("edit", "rule", "where", "says", "places"),
     [
         (without("kv_cache_end_forward_func_", 1), "trace-begin-not-closed", "request 1, segment 1",
-         "the forward pass has no end before the next part begins", (35, 39)),
+         "the forward pass does not end before the next part begins", (35, 39)),
         (without("kv_cache_begin_forward_func_", 1), "trace-end-not-begun", "request 1, segment 1",
          "a forward pass ends that had not begun", (36,)),
         (without("POST_SEGMENT", 0), "trace-begin-not-closed", "request 1, segment 1",
-         "the segment has no end before the next part begins", (27, 40)),
+         "the segment does not end before the next part begins", (27, 40)),
         (without("PRE_SEGMENT", 1), "trace-end-not-begun", "request 1", "a segment ends that had not begun", (53,)),
         (without("single_batch_prefill_func_ or single_batch_extend_func_", 0), "trace-decode-before-prefill",
-         "request 1, segment 1", "single_batch_decode_func_ is called, and nothing was prefilled", (14, 35)),
+         "request 1, segment 1", "single_batch_decode_func_ is called before any prefill", (14, 35)),
         (without("kv_cache_fork_sequence_func_"), "trace-sequence-count", "request 2",
          "0 sequences were added or forked for the request, where one is expected", (81,)),
         (twice("kv_cache_add_sequence_func_", 0), "trace-sequence-count", "request 1",
@@ -64,9 +64,9 @@ def cut(at: int) -> Callable[[list[str]], None]:
         (swapped("ACTION - Batch jump forward", "ACTION - Batch decode", 1), "trace-action-order", "request 1, segment 1",
          "the engine polls Batch decode where Batch jump forward is next", (28, 30)),
         (without("ACTION - Batch decode", 1), "trace-action-order", "request 1, segment 1",
-         "single_batch_decode_func_ is called, and the engine is not in Batch decode", (30, 35)),
+         "single_batch_decode_func_ is called, but the engine is not in Batch decode", (30, 35)),
         (without("ACTION - Batch decode", 4), "trace-action-order", "request 1, segment 4",
-         "the engine polls nothing after Batch jump forward, which computed nothing", (72, 73)),
+         "the engine polls no action after Batch jump forward, which computed nothing", (72, 73)),
         (swapped("softmax_func_", "gpu_multinomial_from_uniform_func_", 1), "trace-call-order", "request 1, segment 1",
          "gpu_multinomial_from_uniform_func_ is called before softmax_func_", (38,)),
         (swapped("embed_func_", "kv_cache_begin_forward_func_", 1), "trace-call-order", "request 1, segment 1",
@@ -74,7 +74,7 @@ def cut(at: int) -> Callable[[list[str]], None]:
         (twice("single_batch_decode_func_", 0), "trace-call-order", "request 1, segment 1",
          "single_batch_decode_func_ is the second call of the model in one forward pass", (36, 37)),
         (without("single_batch_decode_func_", 0), "trace-call-order", "request 1, segment 1",
-         "the forward pass ends, and the model was not called in it", (35, 36)),
+         "the forward pass ends without a call of the model", (35, 36)),
         (cut(36), "trace-cut-off", "request 1, segment 1", "a forward pass that begins here does not end in the file", (35, 36)),
         (cut(40), "trace-cut-off", "request 1", "the request that begins here does not end in the file", (14, 40)),
     ],
@@ -104,4 +104,4 @@ def test_violations_are_counted_beyond_those_that_are_shown(tmp_path: Path) -> N
     document = mlc_trace.READER.read(SourceFile.of(path))
     shown = [one for one in document.findings if one.id == "trace-begin-not-closed"]
     assert len(shown) == 5
-    assert shown[0].evidence[-1].endswith("such places in the trace")
+    assert shown[0].evidence[-1].endswith("places like this in the trace")

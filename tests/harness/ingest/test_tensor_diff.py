@@ -315,7 +315,7 @@ def test_no_wrong_head_is_named(
 def test_a_layout_that_was_assumed_is_in_the_answer(tmp_path: Path) -> None:
     differ, layout = one_wrong(tmp_path, (16, 4, 64), (9, 2), name="mlp").why
     assert (differ.values["batch"], differ.values["head"], differ.values["token"]) == (9, None, 2)
-    assert "[16, 4, 64] were taken for batch and token, which --layout" in say(layout)
+    assert "[16, 4, 64] were assumed to be batch and token; correct this with --layout" in say(layout)
     model = model_of(heads=4, kv_heads=2, head_dim=64)
     (told,) = one_wrong(tmp_path, (1, 16, 256), (0, 9, slice(128, 192)), TensorRule(model=model)).why
     assert (told.values["head"], told.values["token"], told.values["batch"]) == (2, 9, 0)
@@ -455,7 +455,7 @@ def test_files_that_are_not_read_are_no_pass_where_they_differ(tmp_path: Path) -
     result = diff_tensors(tmp_path / "a", tmp_path / "b", RULE)
     assert (result.verdict, list(map(say, tensors(result).not_compared))) == (
         "inconclusive",
-        ["not read, and not the same: pass_1.npy.gz", "not read, and in B alone: pass_2.pkl"],
+        ["not read, and not the same: pass_1.npy.gz", "not read, and only in B: pass_2.pkl"],
     )
 
 

@@ -70,7 +70,7 @@ def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
         (("q.3", "new_k.3"), "layer 3, before attention, head", {"names": ("q", "k"), "before": None}),
         (("v.3", "layer.3"), "layer 3, KV cache, KV head", {"names": ("v",), "positions": 12, "position": 0}),
         (("layer.3", "q.7"), "layer 3, attention, head", {"place": "attention", "names": ("output",)}),
-        ((), "behind the attention of layer 7", {"place": "behind attention", "layer": 7, "layers": 2}),
+        ((), "after the attention of layer 7", {"place": "behind attention", "layer": 7, "layers": 2}),
     ],
 )
 def test_the_place_is_named(judged: Judge, names: tuple[str, ...], place: str, expected: dict[str, Any]) -> None:

@@ -87,6 +87,15 @@ def test_a_check_that_is_not_met_forbids_a_pass(
     assert value in checks[-1].outcome.values.items()
 
 
+def test_arguments_that_follow_from_the_treatment_do_not_forbid_a_pass(make_bench: MakeBench) -> None:
+    settings = {"flags": {"candidate_arg": ("--kv-cache-dtype=auto",)}, "arguments": {"graph_sizes": 8}}
+    assert judge_bench(make_bench(**settings)).verdict == "inconclusive"
+    result = judge_bench(make_bench(**settings, resolved=True))
+    assert result.verdict == "pass"
+    same = next(check for check in result.checks if check.id == "same-servers")
+    assert same.outcome.values["derived"] == ["graph_sizes"]
+
+
 def test_servers_that_did_not_serve_the_same_are_no_pass(make_bench: MakeBench) -> None:
     def same_servers(**packages: str) -> Any:
         result = judge_bench(make_bench(packages=packages))

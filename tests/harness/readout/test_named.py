@@ -74,7 +74,7 @@ def test_another_operator_has_the_sentence_and_no_name(unlisted: ReadOut) -> Non
     assert (named.id, named.title) == (OPERATOR, unlisted.sentence)
     assert named.does == "computes something other than attention"
     assert named.diagnosis == named.operator == unlisted.sentence
-    assert named.sentence == f"Not in the catalogue, but read off: {unlisted.sentence.rstrip('.')}."
+    assert named.sentence == f"Not in the catalogue, but inferred by probing: {unlisted.sentence.rstrip('.')}."
 
 
 @pytest.mark.parametrize("seen", [Agreement(100, 99), Agreement(100, 100, false=1)])

@@ -53,7 +53,7 @@ def test_a_model_runner_and_a_server_serve_the_same_until_weights_come(tmp_path:
     changed = compare_fingerprints(before, after)
     assert changed.differences[0].name == "weights.other"
     missed = compare_fingerprints(of_files(Side(backend="torch_native", model=str(sent)), 900), after)
-    assert missed.differences[0].says.startswith(f"1 of 26 parameters has other weights: {STALE}")
+    assert missed.differences[0].says.startswith(f"1 of 26 parameters has different weights: {STALE}")
 
 
 def test_two_ranks_hold_what_one_process_holds_in_its_order(tmp_path: Path) -> None:

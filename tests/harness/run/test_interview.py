@@ -229,10 +229,4 @@ def test_servers_in_turn_share_few_questions_first(long_plan: Plan, tmp_path: Pa
 def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path) -> None:
     words = shlex.split(open_folder(plan, tmp_path / "run").manifest().command)
     assert words[:2] == ["assay", "run"]
-    assert set(words[2:]) == {
-        "--reference=torch_native",
-        "--candidate=sage_attn",
-        "--questions=16",
-        "--greedy-prompts=3",
-        "--suites=accuracy,greedy",
-    }
+    assert set(words[2:]) == {"--reference=torch_native", "--candidate=sage_attn", "--questions=16", "--suites=accuracy,greedy"}

@@ -87,7 +87,7 @@ def test_a_kernel_that_changes_while_it_runs_ends_the_run(tmp_path: Path, monkey
     report = run(spec(candidate="kernel_that_changes:attend"), tmp_path / "run")
     assert (report.verdict, report.exit_code) == ("error", 3)
     assert report.failure is not None
-    assert report.failure.found.startswith("The candidate's kernel changed while the run went on (module kernel_that_changes)")
+    assert report.failure.found.startswith("The candidate's kernel changed during the run (module kernel_that_changes)")
     assert RunFolder(tmp_path / "run").progress().sealed == {}
 
 

@@ -83,7 +83,7 @@ def test_a_server_says_what_is_ignored_or_why_that_is_not_known(
         assert says.startswith(f"{backend} does not declare the {feature} that the model asks for")
     assert written.not_observed.keys() == {part for part in PARTS if not written.has(part)}
     assert written.not_observed["tokens"] == "no answer"
-    assert ("without a server beside it" in written.not_observed.get("ignored", "")) == (ignored is None)
+    assert ("without a server next to it" in written.not_observed.get("ignored", "")) == (ignored is None)
 
 
 def test_the_commands_of_a_run_hold_no_path_of_its_host(kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

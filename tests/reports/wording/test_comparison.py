@@ -31,19 +31,19 @@ PLACE = {"layer": 11, "boundary": "attention", "name": "self_attn.attn", "step":
     [
         (
             state("traces-differ", subject="request 1", a=does("action", "Batch decode"), b=None, lines=(32, 31)),
-            "Request 1 polls Batch decode in the first trace (line 32) and not in the second (after line 31).",
+            "Request 1 polls Batch decode in the first trace (line 32) but not in the second (after line 31).",
         ),
         (
             state("traces-differ", subject="request 1", a=None, b=does("call", "popn_func_"), lines=(32, 33)),
-            "Request 1 calls popn_func_ in the second trace (line 33) and not in the first (after line 32).",
+            "Request 1 calls popn_func_ in the second trace (line 33) but not in the first (after line 32).",
         ),
         (
             state("traces-differ", subject="request 2", a=does("is"), b=None, lines=(81, 0)),
-            "Request 2 is there in the first trace (line 81) and not in the second.",
+            "Request 2 is there in the first trace (line 81) but not in the second.",
         ),
         (
             state("traces-differ", subject="request 1", a=SEGMENT, b=None, lines=(40, 39)),
-            "Request 1 has one more segment, decode with 14 steps in the first trace (line 40) and not in the second (after "
+            "Request 1 has one more segment, decode with 14 steps in the first trace (line 40) but not in the second (after "
             "line 39).",
         ),
         (does("mark", "segment ends"), "ends a segment"),
@@ -51,7 +51,7 @@ PLACE = {"layer": 11, "boundary": "attention", "name": "self_attn.attn", "step":
         (does("answers", "it's"), 'answers "it\'s"'),
         (
             state("tensors-differ", differing=2, compared=2, **PLACE | {"layer": None, "step": 3, "batch": 0}),
-            "2 of 2 tensors differ; the first is outside of the layers, attention (self_attn.attn), pass 3, sequence 0, head 5, "
+            "2 of 2 tensors differ; the first is outside the layers, attention (self_attn.attn), pass 3, sequence 0, head 5, "
             "token 70.",
         ),
         (
@@ -95,7 +95,7 @@ def test_a_statement_is_said_before_and_after_it_was_written(statement: Statemen
             "all-paired",
             state("documents-paired", pairs=23, gaps=[(1, "only-in-a", "mmlu", ["7-T"]), (2, "repeated", "gpqa", ["1", "2"])]),
             "it is not shown that every document is in both",
-            "3 documents were not paired: 1 in A alone (mmlu: 7-T); 2 more often in one than in the other (gpqa: 1, 2)",
+            "3 documents were not paired: 1 only in A (mmlu: 7-T); 2 more often in one than in the other (gpqa: 1, 2)",
         ),
         ("all-read", state("records-unread", unread=1), "it is not shown that every record was understood", "1 record was not"),
     ],
@@ -107,7 +107,7 @@ def test_a_check_that_is_not_met_says_what_is_wrong_and_what_to_do(id_: str, out
 
 GAP = Requirement("all-paired", sides=SIDES).met(False, state("documents-paired", pairs=9, gaps=[(1, "only-in-a", "t", ["7"])]))
 UNPAIRED = (
-    "it is not shown that every document is in both: 1 document was not paired: 1 in A alone (t: 7). "
+    "it is not shown that every document is in both: 1 document was not paired: 1 only in A (t: 7). "
     "To resolve: run both to the end."
 )
 OWN = Requirement("own-verdict", sides=SIDES).met(False, state("own-verdict", verdict="error", of=["kernel-ran", "greedy"]))

@@ -29,7 +29,7 @@ def test_every_requirement_has_a_title_and_every_title_a_requirement() -> None:
 
 def test_titles_name_the_sides() -> None:
     check = Requirement("answer-lengths", sides=("A", "B")).check("ok", state("found"))
-    assert said_check(check).title == "B's answers are as long as A's, where no length is forced"
+    assert said_check(check).title == "B's answers are as long as A's, if no length is forced"
 
 
 def test_what_is_met_needs_no_advice() -> None:

@@ -1,1 +1,1 @@
-"""Find the commit that broke a kernel, as ``git bisect`` does, with outcomes that are measured: `bisection` has the calls."""
+"""Find the commit that broke a kernel, as ``git bisect`` does, from measured outcomes; `bisection` has the entry points."""

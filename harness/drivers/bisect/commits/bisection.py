@@ -1,7 +1,7 @@
 """A bisection from its first probe to its result: check the ends, search, diagnose the bug. Resumable.
 
-A commit is probed until one outcome leads clearly: a kernel that races comes out both ways. Both ends are checked first, so a
-wrong ``--good``, a broken environment and calls that do not show the error are reported rather than bisected.
+A commit is probed until one outcome leads clearly: a racy kernel comes out both ways. Both ends are checked first, so that a
+wrong ``--good``, a broken environment and calls that do not show the error are reported instead of bisected.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from assay.harness.drivers.bisect.commits.state import (
     BisectState,
     CommitProbe,
     Measurement,
-    Outcome,
     Purpose,
 )
+from assay.harness.drivers.bisect.majority import Outcome
 from assay.harness.errors import UsageError
 from assay.harness.files import is_unused, lock_folder
 
 _Measure = Callable[[str, int, bool], Measurement]
-"""Measures a commit: its hash, the number of the probe, and whether to look for a hypothesis that fits."""
+"""Measures a commit, given its hash, the number of the probe, and whether to look for a hypothesis that fits."""
 
 
 def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True) -> BisectSpec:
     """Validate the settings of a bisection.
 
     Args:
-        settings: fields of `BisectSpec`, with any revisions as `good` and `bad`; those that are None or empty get their default.
-        ends: whether there are a good and a bad revision; the probe of a checkout has neither.
+        settings: fields of `BisectSpec`, with any revisions as `good` and `bad`; None or an empty value selects the default.
+        ends: whether to resolve a good and a bad revision; probing a checkout needs neither.
 
     Raises:
-        UsageError: a setting is missing, contradicts another or names nothing that exists.
+        UsageError: a setting is missing, contradicts another one, or names something that does not exist.
     """
     given = {name: value for name, value in settings.items() if value not in (None, "", [])}
     for name in ("good", "bad", "kernel") if ends else ():
@@ -66,11 +66,11 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
     """Find the commit that made a kernel worse, or resume the bisection in its folder.
 
     Args:
-        out: where the state and the logs are kept; by default a folder named after the question.
+        out: folder for the state and the logs; by default one named after the question.
 
     Raises:
         UsageError: the folder holds another bisection, another process works in it, or an end is not what the user stated.
-        AssayError: commits cannot be probed through no fault of their own. The bisection can be resumed later.
+        AssayError: the environment, not the commits, prevents probing. The bisection can be resumed later.
     """
     recorded = spec.recorded()
     digest = hashlib.sha256(recorded.model_dump_json().encode()).hexdigest()[:10]
@@ -81,7 +81,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
     if state is None and not is_unused(folder.path, ("logs",)):
         raise UsageError(
             f"{folder.path} is not empty and holds no bisection.",
-            "a new folder, or that of the bisection to be resumed",
+            "a new folder, or the folder of the bisection to resume",
             "name another one with --out",
         )
     state = state or BisectState(spec=recorded, command=reproduce(spec, spec.bad), history=history)
@@ -109,7 +109,7 @@ def probe_checkout(spec: BisectSpec) -> Measurement:
 
 
 def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: BisectFolder) -> _Measure:
-    """Make the function that checks a commit out in a worktree, builds it unless it was the last one, and measures it."""
+    """Make the function that checks out a commit in a worktree, builds it unless it is already built, and measures it."""
     built = ""
 
     def of(commit: str, number: int, name_bug: bool) -> Measurement:
@@ -128,7 +128,7 @@ def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: Bi
 
 @dataclass
 class _Bisection:
-    """One bisection: `say` receives a line for each probe."""
+    """One bisection, which reports each probe with a call of `say`."""
 
     folder: BisectFolder
     state: BisectState
@@ -141,7 +141,7 @@ class _Bisection:
 
         Raises:
             UsageError: an end is not what the user stated, or cannot be probed.
-            BrokenEnvironment: commits cannot be probed through no fault of their own. It can be resumed later.
+            BrokenEnvironment: the environment, not the commits, prevents probing. The bisection can be resumed later.
         """
         if self.state.result is not None:
             return self.state
@@ -156,7 +156,7 @@ class _Bisection:
         return self.state
 
     def _prove(self, end: Literal["good", "bad"], commit: str, hint: str) -> None:
-        """Make sure that an end is what the user stated; if it is not, the next bisection starts again."""
+        """Check that an end is what the user stated; if it is not, forget its probes, so that the next bisection starts again."""
         if self._classify(commit, "good-end" if end == "good" else "bad-end") == end:
             return
         seen, last = self.state.outcomes(commit), [probe for probe in self.state.probes if probe.commit == commit][-1]
@@ -166,19 +166,19 @@ class _Bisection:
         raise UsageError(problem, f"a revision that builds, imports and comes out {end}", hint)
 
     def _search(self) -> tuple[str, ...]:
-        """Halve the suspects until one is left, or those between them cannot be probed; return them, oldest first."""
+        """Halve the suspects until one is left or the rest cannot be probed; return them, oldest first."""
         spec, place = self.state.spec, {commit: i for i, commit in enumerate(self.state.history)}
         while True:
             bad, goods, classes = spec.bad, [spec.good], self._classes()
-            # In the order of the search, so each bad commit is an ancestor of the last.
+            # In search order, each bad commit is an ancestor of the one before it, so the last one is the earliest.
             for commit, outcome in classes.items():
                 bad = commit if outcome == "bad" else bad
                 goods += [commit] if outcome == "good" else []
-            # A good descendant of a bad commit: a regression that was fixed. What is searched is the older one.
+            # A good descendant of a bad commit is a regression that was fixed. The search continues with the older regression.
             goods = [good for good in goods if not self.repository.is_ancestor(bad, good)]
             suspects = self.repository.halving(bad, goods)
             left = [commit for commit in suspects if commit not in classes]
-            if left:  # step away from commits that do not build, twice as far for each
+            if left:  # skip away from commits that do not build, doubling the distance each time
                 self._classify(left[min(2 ** (len(suspects) - 1 - len(left)) - 1, len(left) - 1)], "search")
                 continue
             parents = self.repository.describe(bad).parents
@@ -188,7 +188,7 @@ class _Bisection:
             self._classify(inferred[0], "verify")
 
     def _classes(self) -> dict[str, Outcome]:
-        """Return what each commit that was probed is, in the order of the search."""
+        """Return the class of each probed commit, in the order of the search."""
         commits = dict.fromkeys(probe.commit for probe in self.state.probes)
         return {commit: outcome for commit in commits if (outcome := self.state.settled(commit))}
 
@@ -199,7 +199,7 @@ class _Bisection:
         return outcome
 
     def _probe(self, commit: str, purpose: Purpose) -> Measurement:
-        """Probe a commit, and record what came out."""
+        """Probe a commit and record the outcome."""
         number, begun = len(self.state.probes) + 1, time.monotonic()
         measured = self.measure(commit, number, purpose == "name")
         outcome, seconds = measured.outcome(self.state.spec.raises), time.monotonic() - begun
@@ -210,7 +210,7 @@ class _Bisection:
         return measured
 
     def _named(self, commit: str) -> BisectResult:
-        """Describe the culprit: git's view of it, and the bug."""
+        """Describe the culprit: git's description of it, and the bug."""
         seen = any(probe.commit == commit and probe.worst is not None for probe in self.state.probes)
         findings = self._probe(commit, "name").findings if seen else ()
         info = self.repository.describe(commit)

@@ -1,4 +1,4 @@
-"""Measuring a commit: build it, and run its kernel in a process of its own."""
+"""Measuring a commit: build it, and run its kernel in a separate process."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from assay.harness.errors import GIT_ABORT, AssayError, UsageError
 from assay.harness.sides import hide
 from assay.worker import Done, Job, Limits, TimedOut, run, run_command
 
-# Seconds that a kernel may take for all calls.
+# Seconds that a kernel may take for all calls together.
 _LIMIT_S = 300.0
 
 
 class BrokenEnvironment(AssayError):
-    """The machine is at fault, not a commit. Exit code 3; 128 under ``git bisect run``."""
+    """The machine is at fault, not a commit. Exit code 3, or 128 under ``git bisect run``."""
 
 
 def measure(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool = False, reproduce: str = "") -> Measurement:
     """Build the kernel of a worktree, and measure it in a fresh process.
 
     Args:
-        name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
+        name_bug: look for a hypothesis that fits, and probe what the kernel computes; takes seconds.
 
     Raises:
-        BrokenEnvironment: the build exited with 128 or more, by git's convention a broken environment, or the process that
-            measures raised what is not the kernel's.
+        BrokenEnvironment: the build exited with 128 or more (git's convention for a broken environment), or the measuring
+            process raised an error that is not the kernel's.
     """
     if spec.build and (why := _build(spec.build, tree, log)):
         return Measurement(status="build", reason=why)
@@ -45,7 +45,7 @@ def measure(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool = False, 
         ) from error
     if isinstance(outcome, Done):
         return Measurement(**outcome.result)
-    if outcome.events:  # a wrong kernel was measured before it was read
+    if outcome.events:  # a wrong kernel is measured before it is probed further
         return Measurement(**outcome.events[-1]["measurement"])
     if isinstance(outcome, TimedOut):
         return Measurement(status="died", reason=f"it did not finish within {_LIMIT_S:.0f} s")
@@ -53,7 +53,7 @@ def measure(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool = False, 
 
 
 def _build(command: str, folder: Path, log: Path, timeout: float = 7200.0) -> str:
-    """Run a build command in a folder; return why it failed, or an empty string."""
+    """Run a build command in a folder; return the reason if it failed, or an empty string."""
     code = run_command(["/bin/sh", "-c", command], folder, log=log, seconds=timeout)
     if code is None:
         return f"the build did not finish within {timeout:.0f} s"
@@ -67,7 +67,7 @@ def _build(command: str, folder: Path, log: Path, timeout: float = 7200.0) -> st
 
 
 def _tail(log: Path, most: int = 200) -> str:
-    """Return the end of a log, on one line, without secrets: a build may print its own command."""
+    """Return the end of a log on one line, without secrets: a build may print its own command."""
     with suppress(OSError):
         said = " ".join(log.read_text(errors="replace")[-4 * most :].split())
         return hide("log", said)[-most:] or "it printed nothing"

@@ -1,4 +1,4 @@
-"""A commit's kernel, measured in a process of its own: imported from its worktree, its origin verified, and run on the calls."""
+"""A commit's kernel, measured in a separate process: imported from its worktree, its origin verified, run on the calls."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from assay.harness.localize.guard import Guard, run_and_repeat
 from assay.harness.localize.kernel_runs import KernelRun
 from assay.worker import Journal
 
-# Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice.
+# Never imported from a worktree unless the kernel has this name: they are already loaded, and cannot be loaded twice.
 _OWN = {"assay", "torch", "numpy", *sys.stdlib_module_names}
 
 _Any = TypeVar("_Any")
 
 
 def chosen_calls(pack: str, limit: int) -> Sequence[AttentionCall]:
-    """Make the calls to probe with, the same at every commit.
+    """Make the calls to probe with, identical for every commit.
 
     Args:
-        pack: folder of a replay pack; empty for the op-level matrix.
-        limit: at most this many, spread evenly; 0 for all.
+        pack: folder of a replay pack, or empty to use the op-level matrix.
+        limit: most calls to use, evenly spread; 0 for all.
     """
     if pack:
         recorded = [case.call for case in choose(read_pack(Path(pack)))]
@@ -49,14 +49,14 @@ def chosen_calls(pack: str, limit: int) -> Sequence[AttentionCall]:
 
 
 def _spread(these: Sequence[_Any], limit: int) -> Sequence[_Any]:
-    """Return at most `limit` of these, evenly; all for 0."""
+    """Return at most `limit` of these, evenly spread, or all of them for 0."""
     return [these[i * len(these) // limit] for i in range(limit)] if 0 < limit < len(these) else these
 
 
 def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, reproduce: str) -> Measurement:
-    """Measure the kernel of a worktree, as a job of `assay.worker`: errors of the kernel are results.
+    """Measure the kernel of a worktree, as a job of `assay.worker`; errors of the kernel are results.
 
-    The journal gets the measurement of a wrong kernel before it is read, which may end the process.
+    A wrong kernel's measurement is written to the journal before the kernel is probed further, which may end the process.
     """
     os.chdir(tree)
     asked, top = BisectSpec(**spec), Path(tree).resolve()
@@ -75,7 +75,7 @@ def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, r
     except BaseException as error:
         traceback.print_exc()
         return Measurement(status="raised", reason=_said(error), origin=origin)
-    if outsider := _imported_from_elsewhere(top, roots, module):  # it may import more when it first runs
+    if outsider := _imported_from_elsewhere(top, roots, module):  # its first run may import more
         return Measurement(status="import", reason=outsider)
     findings = tuple(diagnose(run, reproduce)) if name_bug else ()
     measured = Measurement(origin=origin, findings=findings, **_worst(run))
@@ -88,7 +88,7 @@ def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, r
 
 
 def _worst(run: KernelRun) -> dict[str, Any]:
-    """Return the largest own error as a multiple of its bound, over all calls and heads; each cell has a bound of its own."""
+    """Return the largest own error as a multiple of its bound, over all calls and heads; each cell has its own bound."""
     heads = [
         (seen, head, float(times))
         for seen in run.results
@@ -109,7 +109,7 @@ def _said(error: BaseException) -> str:
 
 
 class _Preferring(importlib.abc.MetaPathFinder):
-    """Finds a worktree's modules first, even ahead of what an editable install puts on ``sys.meta_path``."""
+    """Finds a worktree's modules before all others, even before those that an editable install puts on ``sys.meta_path``."""
 
     def __init__(self, roots: list[str], top: str) -> None:
         self._roots, self._top = roots, top
@@ -120,12 +120,12 @@ class _Preferring(importlib.abc.MetaPathFinder):
         if path is not None or (fullname in _OWN and fullname != self._top):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, self._roots)
-        # A folder without __init__.py counts as a package only if it is the kernel's: any folder could hide a real package.
+        # A folder without __init__.py counts as a package only if it is the kernel's: any other could hide a real package.
         return spec if spec is not None and (spec.loader is not None or fullname == self._top) else None
 
 
 def _prefer(roots: list[str], top: str) -> None:
-    """Import from `roots`, and unload modules that the worktree has versions of."""
+    """Import from `roots`, and unload modules that also exist in the worktree."""
     sys.dont_write_bytecode = True  # bytecode is matched by size and second, so it could be another commit's
     finder = _Preferring(roots, top)
     loaded = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
@@ -138,7 +138,7 @@ def _prefer(roots: list[str], top: str) -> None:
 
 
 def _imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> str:
-    """Describe a module of the kernel's package, or of the worktree, that was imported from elsewhere; empty if there is none."""
+    """Describe a module that should come from the worktree but was imported from elsewhere, or return an empty string."""
     tops = {path.stem for root in roots for path in Path(root).glob("*.py")}
     tops |= {path.parent.name for root in roots for path in Path(root).glob("*/__init__.py")}
     tops = (tops - _OWN) | {kernel.partition(".")[0]}

@@ -1,4 +1,4 @@
-"""git: the range, which commit halves it, and a worktree. The user's checkout and index are never touched."""
+"""git: the range, the commit that halves it, and a worktree. The user's checkout and index stay untouched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.harness.drivers.bisect.commits.state import CommitInfo
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.files import LOCK, lock_folder
 
-# Disable everything of the user's that runs automatically: hooks, background maintenance, a file watcher.
+# Disable everything of the user's that git runs automatically: hooks, background maintenance, a file watcher.
 _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.fsmonitor=false",
     "-c", "advice.detachedHead=false", "-c", "log.showSignature=false", "-c", "core.quotePath=false",
@@ -25,10 +25,10 @@ _PREFIX = "assay-worktree-"
 
 
 class Repository:
-    """A git repository; only its list of worktrees is written to."""
+    """A git repository, where assay writes nothing but the list of worktrees."""
 
     def __init__(self, path: Path) -> None:
-        """Find the repository that `path` lies in."""
+        """Find the repository that contains `path`."""
         if shutil.which("git") is None:
             raise UsageError("git is not installed.", "the command git", "install git")
         self.path = path
@@ -36,12 +36,12 @@ class Repository:
         if answer.returncode:
             raise UsageError(
                 f"{path} is not in a git repository with a working tree: {answer.stderr.strip()}",
-                "a folder of one",
+                "a folder of a repository",
                 "give --repo",
             )
         self.path = Path(answer.stdout.strip())
-        # The commands of filters that the repository's own configuration names would run at each checkout. Those of the user, such
-        # as Git LFS, stay.
+        # A checkout would run the filter commands in the repository's own configuration, so those are disabled. The user's own
+        # filters, such as Git LFS, still run.
         names = r"^filter\..*\.(smudge|clean|process|required)$"
         listed = self._run("config", "--local", "--includes", "-z", "--name-only", "--get-regexp", names, check=False)
         keys = filter(None, listed.stdout.split("\0"))
@@ -51,7 +51,7 @@ class Repository:
         """Resolve a revision to the hash of its commit.
 
         Raises:
-            UsageError: there is no such commit.
+            UsageError: the commit does not exist.
         """
         answer = self._run(
             "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", check=False
@@ -63,11 +63,11 @@ class Repository:
         return answer.stdout.strip()
 
     def is_ancestor(self, commit: str, descendant: str) -> bool:
-        """Return True if a commit is an ancestor of another one, or is that commit."""
+        """Return True if a commit is an ancestor of another one, or the same commit."""
         return not self._run("merge-base", "--is-ancestor", commit, descendant, check=False).returncode
 
     def between(self, good: str, bad: str) -> dict[str, str]:
-        """Return the subject of each commit reachable from `bad` and not from `good`, by its hash, parents before children.
+        """Return the subject of each commit reachable from `bad` but not from `good`, by hash, parents before children.
 
         Raises:
             UsageError: `good` is not an ancestor of `bad`, or is the same commit.
@@ -78,7 +78,7 @@ class Repository:
             base = self._run("merge-base", good, bad, check=False).stdout.strip()
             raise UsageError(
                 f"{good[:12]} is not an ancestor of {bad[:12]}.",
-                "a good revision that the bad one descends from",
+                "a good revision that is an ancestor of the bad one",
                 f"give their merge base {base[:12]} as --good if it is good; if it is bad, they never shared a good kernel"
                 if base
                 else "give revisions with a common history",
@@ -89,7 +89,7 @@ class Repository:
         return dict(line.strip("\n").split("\x1f") for line in lines if line)
 
     def halving(self, bad: str, goods: Sequence[str]) -> list[str]:
-        """List the commits reachable from `bad` and from none of `goods`; first the one that divides them most evenly."""
+        """List the commits reachable from `bad` but from none of `goods`, the one that divides them most evenly first."""
         suspects = self._run("rev-list", "--bisect-all", bad, "--not", *goods).stdout
         return [line.split()[0] for line in suspects.splitlines()]
 
@@ -106,11 +106,11 @@ class Repository:
 
     @contextmanager
     def worktree(self) -> Iterator[Path]:
-        """Make a worktree in a temporary folder, and remove both at the end. First remove those that killed processes left."""
+        """Make a worktree in a temporary folder and remove both at the end. First remove any that killed processes left."""
         lines = self._run("worktree", "list", "--porcelain").stdout.splitlines()
         known = [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")]
         for tree in known[1:]:  # the first is the repository's own
-            # Only what is ours: a linked worktree (its .git is a file) in a folder with our prefix and our lock.
+            # Only our own: a linked worktree (its .git is a file) in a folder with our prefix and our lock.
             if tree.parent.name.startswith(_PREFIX) and (tree.parent / LOCK).exists() and not (tree / ".git").is_dir():
                 try:
                     lock = lock_folder(tree.parent)
@@ -133,7 +133,7 @@ class Repository:
         self._run("worktree", "prune", check=False)
 
     def checkout(self, tree: Path, commit: str) -> None:
-        """Check a commit out in a worktree, with nothing left of another one."""
+        """Check out a commit in a worktree, and leave nothing of the previous one."""
         _run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
         _run_git(tree, "clean", "--quiet", "-ff", "-d", "-x")
 
@@ -156,7 +156,7 @@ def _run_git(
     )  # fmt: skip
     if check and done.returncode:
         raise AssayError(
-            f"git {args[0]} failed in {folder}: {done.stderr.strip()}", "a sound repository and room on the disk",
+            f"git {args[0]} failed in {folder}: {done.stderr.strip()}", "an intact repository and room on the disk",
             "see git's message; the same command then resumes",
         )  # fmt: skip
     return done

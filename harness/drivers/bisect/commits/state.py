@@ -1,4 +1,4 @@
-"""What a bisection of commits asks, measures and finds, and its folder."""
+"""A bisection of commits: its question, measurements and result, and its folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from assay.harness.drivers.bisect import SCHEMA
+from assay.harness.drivers.bisect.majority import Outcome, majority
 from assay.harness.errors import ExitCode
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
@@ -17,9 +18,7 @@ from assay.harness.sides import hide
 from assay.harness.text import percent
 from assay.harness.verdict import Finding
 
-Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good-end", "bad-end", "search", "verify", "name"]
-_MOST_PROBES, _LEAD = 5, 2
 _DAMAGED = "start again with another --out"
 
 
@@ -27,8 +26,8 @@ class BisectSpec(Record):
     """The question a bisection answers, and how it classifies a commit.
 
     Attributes:
-        build: shell command that builds a commit, run at the top of its worktree; empty if there is nothing to build.
-        pack: folder of a replay pack; empty for the op-level matrix.
+        build: shell command that builds a commit, run at the top of its worktree, or empty if nothing has to be built.
+        pack: folder of a replay pack, or empty to use the op-level matrix.
         calls: maximum number of calls; 0 for all.
         raises: how to classify a commit whose kernel raises, dies or hangs.
     """
@@ -43,19 +42,19 @@ class BisectSpec(Record):
     raises: Literal["skip", "bad"] = "skip"
 
     def recorded(self) -> BisectSpec:
-        """Return the question as it is recorded and shown: without secrets."""
+        """Return the question without secrets, to be recorded and shown."""
         return self.model_copy(update={"build": hide("build", self.build)})
 
     def roots(self, tree: Path) -> list[Path]:
-        """Return the folders of a worktree that modules are imported from."""
+        """Return the folders of a worktree to import modules from."""
         return [root for root in (tree, tree / "src") if root.is_dir()]
 
 
 class Measurement(Record):
-    """The measurement of a commit: the largest own error of its kernel, or why there is none."""
+    """The measurement of a commit: the largest own error of its kernel, or the reason why it is missing."""
 
     status: Literal["measured", "no call", "build", "import", "raised", "died"] = Field(
-        "measured", description="what happened: a process that died was killed, crashed or timed out"
+        "measured", description="what happened; died: the process was killed, crashed or timed out"
     )
     reason: str = Field("", description="why it was not measured")
     origin: str = Field("", description="file of the kernel's module, relative to the top of the worktree")
@@ -65,14 +64,14 @@ class Measurement(Record):
     findings: tuple[Finding, ...] = Field((), description="the diagnosis, if one was requested")
 
     def outcome(self, raises: Literal["skip", "bad"]) -> Outcome:
-        """Classify the commit; `raises` is that of a kernel that raises, dies or hangs."""
+        """Classify the commit; `raises` is the class of a kernel that raises, dies or hangs."""
         if self.worst is not None:
             return "good" if self.worst <= 1 else "bad"
         return raises if self.status in ("raised", "died") else "skip"
 
     @property
     def said(self) -> str:
-        """The worst error, or why there is none, in a few words."""
+        """The worst error, or the reason why it is missing, in a few words."""
         if self.worst is None:
             return f"{self.status}: {self.reason}" if self.reason else self.status
         times = f"{self.worst:.3g} times its bound" if math.isfinite(self.worst) else "not finite"
@@ -102,22 +101,22 @@ class CommitInfo(Record):
 
 
 class BisectResult(Record):
-    """The result of a bisection: "ambiguous" if skipped commits make the suspects indistinguishable."""
+    """The result of a bisection: "ambiguous" if skipped commits leave several suspects."""
 
     outcome: Literal["found", "ambiguous"]
-    suspects: tuple[str, ...] = Field(description="the culprit, or the commits it is one of, oldest first")
+    suspects: tuple[str, ...] = Field(description="the culprit, or all commits that may be it, oldest first")
     commit: CommitInfo | None = Field(None, description="the culprit")
     findings: tuple[Finding, ...] = Field((), description="the diagnosed bug")
     unclassified: int = Field(0, description="commits that could not be classified")
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 if a commit was named, else 3."""
+        """0 if a commit was named, or else 3."""
         return ExitCode.PASS if self.outcome == "found" else ExitCode.NO_VERDICT
 
 
 class BisectState(Record):
-    """``state.json``; `history` has the subject of each commit of the range by its hash, oldest commit first."""
+    """``state.json``; `history` maps the hash of each commit of the range to its subject, oldest first."""
 
     schema_id: Literal["assay.bisect/7"] = Field(SCHEMA, alias="schema")
     spec: BisectSpec
@@ -127,30 +126,26 @@ class BisectState(Record):
     result: BisectResult | None = None
 
     def outcomes(self, commit: str) -> list[Outcome]:
-        """List what the probes of a commit came out as, without that for its diagnosis."""
+        """List the outcomes of a commit's probes, except the one for its diagnosis."""
         return [probe.came_out for probe in self.probes if probe.commit == commit and probe.purpose != "name"]
 
     def settled(self, commit: str) -> Outcome | None:
-        """Classify a commit by its probes; None if it must be probed again.
+        """Classify a commit by its probes, or return None if it must be probed again.
 
-        One outcome must lead by two: a kernel that races comes out both ways. A commit that cannot be probed, or that no outcome
-        leads clearly after `_MOST_PROBES`, is skipped.
+        One outcome must lead by two: a racy kernel comes out both ways. A commit is skipped if probing fails, or if no outcome
+        leads clearly after five probes.
         """
-        seen = self.outcomes(commit)
-        lead = seen.count("bad") - seen.count("good")
-        if abs(lead) >= _LEAD:
-            return "bad" if lead > 0 else "good"
-        return "skip" if "skip" in seen or len(seen) >= _MOST_PROBES else None
+        return majority(self.outcomes(commit))
 
 
 @dataclass(frozen=True)
 class BisectFolder:
-    """A bisection's folder. Its state is replaced atomically; reading it raises EvidenceError if it is damaged."""
+    """A bisection's folder. Its state is replaced atomically; reading raises EvidenceError if it is damaged."""
 
     path: Path
 
     def read(self) -> BisectState | None:
-        """Read the state, or return None if there is none."""
+        """Read the state, or return None if it does not exist yet."""
         file = self.path / "state.json"
         return read_json(file, BisectState, _DAMAGED) if file.exists() else None
 

@@ -139,7 +139,7 @@ def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:
 
 
 def test_the_command_repeats_the_bisection_with_flags_that_it_has(tmp_path: Path) -> None:
-    given = {"device": "cuda", "data": "mine.csv", "request_timeout": 60.0}
+    given = {"device": "cuda", "data": "mine.csv", "startup_timeout": 60.0}
     result = bisect(Server(tmp_path, knows(lambda candidate: 2 in candidate)), **given)
     flags = shlex.split(result.reproduce)[3:]
     assert {f"--{name.replace('_', '-')}={value}" for name, value in given.items()} <= set(flags)

@@ -50,8 +50,8 @@ def swept(folder: Path, *does: str, jobs: int = 0, ray: str = "", **more: object
         ("inconclusive", "inconclusive", "it is a inconclusive"),
         ("misused", "error", "Exit code 2: There is no such thing."),
         ("killed", "error", "Its process was killed by SIGKILL: working"),
-        ("says-nothing", "error", "It exited with 0, and its result does not say that it passed"),
-        ("claims=regression", "error", "It exited with 0, and its result does not say that it passed"),
+        ("says-nothing", "error", "It exited with 0, but its result does not say that it passed"),
+        ("claims=regression", "error", "It exited with 0, but its result does not say that it passed"),
     ],
 )
 def test_a_verdict_is_what_exit_code_and_result_say_both(tmp_path: Path, does: str, verdict: Verdict, told: str) -> None:
@@ -67,7 +67,7 @@ def test_a_verdict_is_what_exit_code_and_result_say_both(tmp_path: Path, does: s
 def test_nothing_outlives_a_cell_that_takes_too_long(tmp_path: Path) -> None:
     mark = f"mark{time.time_ns()}"
     ended = run(cell(f"forks={mark}"), tmp_path, minutes=0.05)
-    assert (ended.verdict, ended.problem) == ("error", "It was ended: it did not end within 0.05 min.")
+    assert (ended.verdict, ended.problem) == ("error", "It was ended: it did not finish within 0.05 min.")
     assert not subprocess.run(["pgrep", "-f", f"# {mark}$"], capture_output=True, text=True, check=False).stdout
 
 

@@ -70,7 +70,7 @@ def test_a_right_table_is_not_wrong_in_any_dtype(tmp_path: Path) -> None:
     [
         (table(10000.0), "rope_theta is 10,000; config.json says 500,000"),
         (table(500000.0, scale=1.2), "cos and sin are scaled by 1.2; config.json says 1"),
-        (table(500000.0)[:, :16], "RoPE turns 16 dims of a head; config.json says 32"),
+        (table(500000.0)[:, :16], "RoPE rotates 16 dims per head; config.json says 32"),
     ],
 )
 def test_a_wrong_table_is_named(tmp_path: Path, made: torch.Tensor, says: str) -> None:

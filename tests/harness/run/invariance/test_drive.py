@@ -248,7 +248,7 @@ def test_a_fault_behind_prefixes_that_no_server_caches_shows_nothing(
     result = compared(features=("batch", "page-size"))
     assert result.verdict == "inconclusive"
     check = next(check for check in result.checks if check.id == "probes-sensitive")
-    said = "no prefix came from the cache, behind which the fault is"
+    said = "no prefix came from the cache, and the fault needs a cached prefix"
     assert (check.status, check.outcome.values) == ("missing", {"said": said})
 
 

@@ -112,7 +112,7 @@ def test_an_earlier_turn_is_shown_by_a_page_that_only_it_fills(over: Pass) -> No
     both = replace(replied(over, cached_tokens=40), turns={"0+5": 3, **turns})
     assert shown(CPU["conversation"], both) == ("", "1 of 2 earlier turns came from the cache")
     paged = replace(replied(over, cached_tokens=32), turns=turns, page=16)
-    assert shown(CPU["conversation"], paged) == ("", "no earlier turn fills a page of its own")
+    assert shown(CPU["conversation"], paged) == ("", "no earlier turn fills a page by itself")
     assert shown(CPU["conversation"], replace(paged, turns={"32+9": 48})) == ("", "0 of 1 earlier turns came from the cache")
     assert shown(CPU["conversation"], replace(replied(over, cached_tokens=48), turns={"32+9": 48}, page=16))[0]
 
@@ -137,7 +137,7 @@ def test_graphs_and_compiled_code_are_shown_by_passes_that_they_served(over: Pas
     )  # fmt: skip
     compiled = {"enable_torch_compile": True, "torch_compile_max_bs": 4}
     assert shown(CUDA["torch-compile"], replace(over, arguments=compiled, replays={("decode", 7): 2, ("prefill", 1): 1})) == (
-        "", "no pass of at most 4 requests, which is what is compiled, ran in a CUDA graph"
+        "", "no pass of at most 4 requests, the compiled ones, ran in a CUDA graph"
     )  # fmt: skip
 
 

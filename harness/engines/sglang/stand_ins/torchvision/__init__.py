@@ -1,7 +1,7 @@
 """Import-only stand-in for ``torchvision``, whose published build does not load with a CPU build of torch.
 
 SGLang imports ``torchvision.transforms`` for image models at start-up. Submodules of any name can be imported; any of their
-names is a class, because some are used as base classes and in annotations; making an instance of one raises.
+names is a class, because some are used as base classes and in annotations; instantiating one raises.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from assay.harness.cli.app import load_command
 from assay.harness.drivers.bisect.commits import bisection
 from assay.harness.drivers.bisect.commits.bisection import _Bisection, bisect_commits, reproduce
 from assay.harness.drivers.bisect.commits.repo import Repository
-from assay.harness.drivers.bisect.commits.state import _MOST_PROBES, BisectFolder, BisectSpec, BisectState, CommitProbe, Measurement
+from assay.harness.drivers.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CommitProbe, Measurement
+from assay.harness.drivers.bisect.majority import MOST
 from assay.harness.errors import EvidenceError, UsageError
 
 Answer = Callable[[int], Measurement]
@@ -75,7 +76,7 @@ def test_a_commit_is_classified_once_one_outcome_leads_by_two(outcomes: str, fou
     words = {"g": "good", "b": "bad", "s": "skip"}
     probes = [CommitProbe(number=1, commit="c", purpose="search", came_out=words[each], seconds=0) for each in outcomes]
     spec = BisectSpec(repo="r", good="g", bad="b", kernel="m:f")
-    assert len(outcomes) <= _MOST_PROBES
+    assert len(outcomes) <= MOST
     assert BisectState(spec=spec, command="", history={}, probes=probes).settled("c") == found
 
 
