@@ -103,7 +103,7 @@ def find_sets(names: Sequence[str], votes: Votes) -> Searched:
 
 
 def _smallest(names: Sequence[str], votes: Votes) -> list[str]:
-    """Return a part of a bad set that is bad and has nothing to spare, in the order of the names; none if outcomes contradict."""
+    """Return a part of a bad set that is bad and has nothing to spare, in the order of the names, or [] if outcomes contradict."""
 
     def holds(some: Sequence[str]) -> bool | None:
         outcome = votes.of(some)

@@ -30,7 +30,7 @@ _SHOWN = 40
 
 
 class Difference(Record):
-    """One difference between two sides: `before` is the reference's value, `after` the candidate's; empty where there is none."""
+    """One difference between two sides: `before` is the reference's value or "", `after` the candidate's."""
 
     kind: Kind
     name: str
