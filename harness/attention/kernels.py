@@ -1,4 +1,4 @@
-"""Kernels: how they are named, loaded and run.
+"""Names, loads and runs kernels.
 
 A kernel is a function of the contract (`assay.harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
 or named directly as ``module:function``. It may declare what it computes (`assay.harness.attention.declaration`). One of
@@ -69,7 +69,7 @@ def load(name: str) -> Kernel:
         ) from error
     except (KernelRefused, KeyboardInterrupt):  # of an engine's own backend, with its reason; of the user
         raise
-    except BaseException as error:  # a kernel's code, not assay's: whatever it raises is its own
+    except BaseException as error:  # the kernel's code may raise anything
         raise KernelRefused(f"{what} cannot be imported: its module raises {_raised(error)}") from error
     if not callable(kernel):
         raise KernelRefused(f"{what} is {type(kernel).__name__}, expected a function of an AttentionCall")
@@ -77,11 +77,11 @@ def load(name: str) -> Kernel:
 
 
 def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> Kernel:
-    """Return a kernel of the contract: the function itself if it takes a call, else what passes a call on to it.
+    """Return a kernel of the contract: the function itself if it takes a call, or else an adapter of it.
 
     Args:
         what: the function, for errors.
-        function: the function; or a class that is planned and run, as FlashInfer's wrappers are.
+        function: the function, or a class with `plan` and `run`, like FlashInfer's wrappers.
         adapter: name of its signature, or an empty string to recognise it.
 
     Raises:
@@ -247,7 +247,7 @@ def output_fault(call: AttentionCall, out: object) -> str:
 
 
 def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
-    """Describe how the log-sum-exps of a kernel that declares them break the contract, as `output_fault` does of an output."""
+    """Describe how the log-sum-exps of a kernel that declares them break the contract, like `output_fault`."""
     if lse is None:
         return "no log-sum-exps, which it declares"
     shape = call.q.shape[:2]
@@ -258,14 +258,13 @@ def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
 
 
 def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...], dtype: str = "") -> str:
-    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; return an empty string if it
-    does not.
+    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`, or return "" if it does not.
 
     Args:
         out: the output.
         like: a tensor.
         shape: the shape.
-        dtype: name of another dtype than that of `like`.
+        dtype: name of the expected dtype if it differs from that of `like`.
     """
     import torch
 

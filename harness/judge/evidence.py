@@ -214,7 +214,7 @@ def derived_arguments(
     """Return the differences that follow from the treatment: both servers have the arguments that their command lines resolve to.
 
     Args:
-        resolved: arguments by role, from `Engine.resolved_arguments`; empty if they were not requested.
+        resolved: arguments by role, from `Engine.resolved_arguments`, or {} if they were not requested.
     """
     if len(resolved) < len(ROLES):
         return {}
