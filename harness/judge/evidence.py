@@ -140,6 +140,10 @@ class RunEvidence:
         undeclared, derived = sorted_differences(
             bench_folder(folder) if only_timed else folder, servers, spec.treatment
         )
+        if spec.reference_baseline:  # its model has the same hash, wherever the folder was when it was accepted
+            undeclared = {
+                name: values for name, values in undeclared.items() if name not in ("model_path", "tokenizer_path")
+            }
         return cls(
             folder=folder,
             manifest=manifest,
