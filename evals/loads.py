@@ -74,7 +74,9 @@ def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
     shapes = tuple(known[name] if name in known else _custom(name, known) for name in names)
     if not shapes or len({shape.name for shape in shapes}) < len(shapes):
         raise UsageError(
-            f"The shapes are {', '.join(names) or 'none'}.", "at least one, without repetition", "name other shapes"
+            f"--latency-shapes names {', '.join(names) or 'none'}.",
+            "at least one, without repetition",
+            "name each shape once",
         )
     return shapes
 
@@ -87,10 +89,10 @@ def _custom(name: str, known: Iterable[str]) -> Shape:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"{name} is not a shape.",
+            f"--latency-shapes: {name} is not a shape.",
             f"one of {', '.join(known)}, or lengths in tokens as PROMPT:OUTPUT or PROMPT:OUTPUT:SHARED, "
             "with at least 2 tokens of output and a shared part shorter than the prompt",
-            "name other shapes",
+            "name some of these, as in --latency-shapes short,512:64",
         ) from None
     return Shape(name, prompt, output, shared)
 

@@ -21,7 +21,7 @@ class Buckets:
 
     Attributes:
         id: stable name, kebab-case.
-        title: what it is called in prose.
+        title: name in prose.
         starts: smallest value of each bucket, ascending; the last bucket is open.
     """
 
@@ -31,7 +31,7 @@ class Buckets:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The buckets in words, in order: ``2-15``, ``>= 16``."""
+        """The labels of the buckets, in order: ``2-15``, ``>= 16``."""
         closed = zip(self.starts, self.starts[1:], strict=False)
         ranges = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in closed]
         return (*ranges, f">= {self.starts[-1]}")
@@ -41,11 +41,11 @@ class Buckets:
         return max(0, bisect_right(self.starts, value) - 1)
 
     def label(self, value: int) -> str:
-        """Describe the bucket of a value, in words."""
+        """Return the label of a value's bucket."""
         return self.labels[self.index(value)]
 
     def up_to(self, value: int) -> tuple[str, ...]:
-        """List the buckets up to that of a value, in words."""
+        """Return the labels of all buckets up to a value's bucket."""
         return self.labels[: self.index(value) + 1]
 
 
@@ -76,22 +76,22 @@ class _Kinds:
         return value
 
     def label(self, value: int) -> str:
-        """Describe the kind with this number, in words."""
+        """Return the label of the kind with this number."""
         return self.labels[value]
 
 
 BORDER_TOKENS = 64
 """Every page size of SGLang's backends divides it, and most kernels compute blocks of 64 or 128 keys."""
 CHUNK = _Kinds("chunk", "chunked prefill", ("whole or first chunk", "later chunk", "later chunk of full length"))
-"""Whether an extend call continues a prompt that was too long to be prefilled at once, and with as many tokens as ever."""
+"""Whether an extend call continues a prompt that was too long for one prefill, and whether it does so with a full chunk."""
 BORDER = _Kinds(
     "border", f"end against a border of {BORDER_TOKENS} tokens", ("elsewhere", "one before", "on it", "one after")
 )
-"""Where a sequence ends against the borders of pages and blocks."""
+"""Where a sequence ends relative to the borders of pages and blocks."""
 MIX = _Kinds(
     "mix", "sequences of an extend call", ("no prefix", "all with a prefix", "some with a prefix", "extend and decode")
 )
-"""What kinds of sequences one extend call has; "extend and decode" as SGLang makes with ``--enable-mixed-chunk``."""
+"""The kinds of sequences in one extend call; SGLang makes "extend and decode" with ``--enable-mixed-chunk``."""
 _TOKENS = (1, 2, 17, 129, 513, 2049, 8193)
 PREFIXES = Buckets("prefix-tokens", "cached prefix", (0, 1, CACHED_PREFIX_TOKENS, *_TOKENS[3:]))
 """A sequence's cached prefix as an envelope counts it, in tokens."""
@@ -103,7 +103,7 @@ ENVELOPE: dict[str, Buckets | _Kinds] = {
     quantity.id: quantity
     for quantity in (
         Buckets("new-tokens", "new tokens", _TOKENS),
-        Buckets("new-behind-prefix", "new tokens behind a prefix", _TOKENS),
+        Buckets("new-behind-prefix", "new tokens after a cached prefix", _TOKENS),
         PREFIXES,
         Buckets("total-tokens", "total length", _TOKENS),
         BATCHES,
@@ -127,12 +127,12 @@ ENVELOPE_OF = {
     ),
     "decode": ("total-tokens", "batch", "border", "depth"),
 }
-"""Ids of the conditions that are counted in each phase. New tokens are those of sequences without a cached prefix, and apart from
-them those of sequences with one."""
+"""Ids of the conditions that are counted in each phase. New tokens are counted separately for sequences without and with a cached
+prefix."""
 
 
 def border_of(total: int) -> int:
-    """Return where a sequence of this length ends against the borders, as an index into `BORDER`."""
+    """Return where a sequence of this length ends relative to the borders, as an index into `BORDER`."""
     return {BORDER_TOKENS - 1: 1, 0: 2, 1: 3}.get(total % BORDER_TOKENS, 0)
 
 
@@ -142,7 +142,7 @@ def has_cached_prefix(prefixes: Sequence[int]) -> bool:
 
 
 def has_any_prefix(prefixes: Sequence[int]) -> bool:
-    """Return True if a sequence of a call has a prefix at all; one token is enough for a mask to be misaligned."""
+    """Return True if a sequence of a call has any prefix: one token is enough to misalign a mask."""
     return any(prefixes)
 
 

@@ -384,7 +384,7 @@ def _setting_at(place: tuple[int | str, ...], given: Collection[str]) -> str:
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """List the words that a field may be, or may list; none if it is not a choice of words."""
+    """List the words that a field may be, or may list, or nothing for a field without a choice of words."""
     annotation = FIELDS[name].annotation if name in FIELDS else None
     if get_origin(annotation) is tuple:
         annotation = get_args(annotation)[0]

@@ -1,4 +1,4 @@
-"""The picture of an operator: the keys that the queries of one call should weigh, and those that a kernel was seen to weigh."""
+"""The picture of an operator: the keys that the queries of one call should attend to, and those that a kernel attends to."""
 
 from __future__ import annotations
 
@@ -11,49 +11,48 @@ from pydantic import Field, model_validator
 from assay.harness.schema import Part
 
 MAX_QUERIES, MAX_KEYS = 32, 64
-"""Most queries and keys in a picture: what a page shows side by side, in cells that can be distinguished, and a report can hold."""
+"""Most queries and keys in a picture: a page can show them side by side in legible cells, and a report can hold them."""
 
 SAME, NONE, UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT, ELSEWHERE = "#", ".", "o", "!", "~", "x"
-"""What a cell of a picture shows of a query and a key; see `Picture.cells`."""
+"""The sign of a query and a key in a picture; see `Picture.cells`."""
 WRONG = (UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT, ELSEWHERE)
-"""The cells that differ from what is right."""
+"""The cells that differ from correct attention."""
 CELLS = "".join((SAME, NONE, *WRONG))
 
 RowKind = Literal["read", "shifted", "nonlinear", "right", "wrong", "nan", "infinite", "zero", "constant"]
-"""What a row of a picture shows of a query; see `Picture.rows`."""
+"""The kind of a query's row in a picture; see `Picture.rows`."""
 WITH_WEIGHTS: tuple[RowKind, ...] = ("read", "shifted")
-"""Rows whose weights are shown: with what is added, if anything, they are the whole output."""
+"""Rows with weights: together with a shift, if any, they give the whole output."""
 
 
 class Picture(Part):
-    """The weights of one q head of one call: expected, read, and what differs, for at most 32 queries and 64 keys."""
+    """The weights of one q head of one call: expected, read, and their differences, for at most 32 queries and 64 keys."""
 
-    call: str = Field(description='the call in words, such as "layer 0 extend, new+prefix 7+3"')
-    shown: str = Field(description="which queries and keys of the call are shown; empty if all are")
-    head: int = Field(description="index of the q head that is shown", ge=0)
+    call: str = Field(description='description of the call, such as "layer 0 extend, new+prefix 7+3"')
+    shown: str = Field(description="the queries and keys of the call that are shown, or an empty string if all are")
+    head: int = Field(description="index of the q head shown", ge=0)
     heads: int = Field(description="q heads of the call", ge=1)
-    wrong_heads: tuple[int, ...] = Field(description="q heads with a query that differs from what is right")
-    foreign_kv_heads: tuple[int, ...] = Field((), description="kv heads that this q head reads and should not")
+    wrong_heads: tuple[int, ...] = Field(description="q heads with a wrong query")
+    foreign_kv_heads: tuple[int, ...] = Field((), description="kv heads that this q head reads but should not")
     query_sequences: tuple[int, ...] = Field(description="the sequence of each query", max_length=MAX_QUERIES)
     query_positions: tuple[int, ...] = Field(description="the position of each query in it, cached prefix included")
     key_sequences: tuple[int, ...] = Field(description="the sequence of each key", max_length=MAX_KEYS)
     key_indices: tuple[int, ...] = Field(description="the index of each key in it")
     expected: tuple[tuple[float, ...], ...] = Field(
-        description="queries x keys: the right weights, to four significant digits"
+        description="queries x keys: the correct weights, to four significant digits"
     )
     read: tuple[tuple[float, ...], ...] = Field(
-        description="queries x keys: the weights that were read, of all kv heads together; a query without weights has none"
+        description="queries x keys: the weights that were read, over all kv heads; empty for a query without weights"
     )
     cells: tuple[str, ...] = Field(
         description="queries x keys, one character each: # as expected, up to the factor by which wrong weights of other keys "
-        "change the denominator; . correctly masked; o missing: it should have weight and has none; ! wrongly seen: it "
-        "has weight and should have none; ~ another weight than it should have; x weight of a key of another sequence or of "
-        "another kv head"
+        "change the denominator; . correctly masked; o missing: it should have weight but has none; ! wrongly seen: it "
+        "has weight but should have none; ~ wrong weight; x weight of a key of another sequence or of another kv head"
     )
     rows: tuple[RowKind, ...] = Field(
-        description="what was read of each query: read, its weights; shifted, weights and something that is added to the "
-        "output; and without weights: nonlinear, whose weights do not add up to the output, right or wrong, which were not "
-        "read, nan, infinite, zero, and constant, which does not depend on V"
+        description="the kind of each query. With weights: read, whose weights give the output; shifted, whose output also has an "
+        "added constant. Without: nonlinear, whose weights do not add up to the output; right and wrong, which were not read; "
+        "nan; infinite; zero; and constant, which does not depend on V"
     )
 
     @model_validator(mode="after")
@@ -74,9 +73,9 @@ class Picture(Part):
         return self
 
     def around(self, most: int) -> Self:
-        """Return at most so many queries of one sequence, around its first that differs, with the keys of the sequence.
+        """Return at most `most` queries of one sequence, around the first wrong one, with the keys of the sequence.
 
-        Keys of other sequences stay where one of these queries differs.
+        Keys of other sequences stay where one of these queries is wrong.
         """
         differs = [
             kind not in ("read", "right") or any(cell in WRONG for cell in row)
@@ -109,12 +108,12 @@ class Picture(Part):
 
     @property
     def query_breaks(self) -> tuple[int, ...]:
-        """Queries that do not follow the one before them in its sequence, as indices."""
+        """Indices of queries that do not directly follow the previous query in its sequence."""
         return _breaks(self.query_sequences, self.query_positions)
 
     @property
     def key_breaks(self) -> tuple[int, ...]:
-        """Keys that do not follow the one before them in its sequence, as indices."""
+        """Indices of keys that do not directly follow the previous key in its sequence."""
         return _breaks(self.key_sequences, self.key_indices)
 
 

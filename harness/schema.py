@@ -77,7 +77,15 @@ def _read_json(path: Path, kind: type[_Document], do: str) -> _Document:
         # Another version's schema explains all other faults.
         first = min(error.errors(include_url=False), key=lambda each: each["loc"] != ("schema",))
         where = ".".join(map(str, first["loc"]))
-        damage = f"{path} is damaged{f' at {where}' if where else ''}: {first['msg']}."
+        lacks = first["type"] == "missing"
+        damage = (
+            f"{path} is damaged: it has no {where}."
+            if lacks
+            else f"{path} is damaged{f' at {where}' if where else ''}: {first['msg']}."
+        )
+        if where == "schema" and first["type"] == "literal_error":
+            damage = f"{path} is of another version of assay, or of another kind: its schema is {first['input']!r}."
+            raise EvidenceError(damage, f"schema {first['ctx']['expected']}", do) from None
     raise EvidenceError(
         damage, "a file as this version of assay writes it; another version's may have other fields", do
     )

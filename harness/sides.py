@@ -28,12 +28,14 @@ class EngineProfile:
         references: by device, the attention backend that is the reference by default.
         kernels: regular expressions of the kernels that compute attention, by attention backend, if they are known.
         settings: by flag, a template of its value that describes the setting to a person.
+        noise: by flag and value, the noise family that the flag declares, as a kernel declares its own.
     """
 
     title: str
     references: Mapping[Device, str]
     kernels: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, str]
+    noise: Mapping[tuple[str, str], str]
 
 
 def profile_of(engine: Engine) -> EngineProfile:
@@ -129,6 +131,17 @@ def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
         for name in sorted(left.keys() | right.keys())
         if left.get(name, "") != right.get(name, "")
     }
+
+
+def declared_noise(side: Side, differences: Mapping[str, tuple[str, str]]) -> str:
+    """Return the noise family that a flag of a side declares, or an empty string.
+
+    Args:
+        differences: the settings in which both sides differ: a flag that both have declares nothing.
+    """
+    given = flag_values(side.flags)
+    known = profile_of(side.engine).noise.items()
+    return next((noise for (flag, value), noise in known if flag in differences and given.get(flag) == value), "")
 
 
 def flag_values(flags: tuple[str, ...]) -> dict[str, str]:

@@ -186,7 +186,7 @@ class Finding(Part):
         (), description="ids of further hypotheses that explain the same calls as well as `id` does"
     )
     operator: str = Field(
-        "", description="what the kernel was observed to compute, as text; empty if it was not probed"
+        "", description="what the kernel was observed to compute, as text, or an empty string if it was not probed"
     )
     claim: Statement | None = Field(None, description="what is wrong, as numbers; null if `diagnosis` says it")
     shown_by: tuple[Statement, ...] = Field((), description="further evidence, as numbers")

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import RootModel
 
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, Shape
-from assay.harness.text import counted
-from assay.reports.document import Block, Cell, Code, Document, Items, Line, Section, Table
+from assay.harness.text import counted, listed
+from assay.reports.document import MORE, Block, Cell, Code, Document, Items, Line, Row, Section, Table
 
 _STATUS = {
     "ignores": "regression",
@@ -88,10 +88,23 @@ def honours_document(result: Honours) -> Document:
         title="What attention backends honour",
         verdict=None,
         headline=f"{counted(len(ran), 'backend')} measured: {what}.",
+        screen=_screen(result, attributes),
         body=body,
         exit_code=0 if ran else 3,
         result=result,
     )
+
+
+def _screen(result: Honours, attributes: Sequence[str]) -> list[Row]:
+    """Return a row for each backend that ran, its silent failures first, and one for those that cannot run here."""
+    rows = []
+    for backend in (each for each in result.backends if not each.problem):
+        by_state = {state: [name for name in attributes if backend.state(name) == state] for state in _STATUS}
+        said = [f"{state} {listed(names)}" for state, names in by_state.items() if names and state != "honours"]
+        honoured, measured = len(by_state["honours"]), sum(map(len, by_state.values()))
+        rows.append(Row(backend.backend, "; ".join([*said, f"honours {honoured} of {measured}"])))
+    absent = [backend.backend for backend in result.backends if backend.problem]
+    return [*rows, *([Row("Cannot run", listed(absent))] if absent else []), MORE]
 
 
 def _cell(backend: BackendResult, attribute: str) -> Cell:

@@ -56,6 +56,13 @@ WORDS = {
     "told": r"\btold\b",
 }
 """Words banned from messages and docs, as regular expressions that ignore case."""
+HABITS = {
+    "; empty if": r"; (?:empty|none|None) (?:if|where) ",
+    "of which": r"(?<!one )(?<!values )(?<!\d )(?<!any )(?<!each )(?<!some )(?<!most )(?<!all )(?<!many )(?<!both )\bof which\b",
+    "read off": r"\bread off\b",
+    "behind a prefix": r"\bbehind (?:a|the|its) (?:cached |shared )?prefix",
+}
+"""Turns of phrase that read as translated, as regular expressions. Neither the product nor docs are to use them."""
 NO_NAMES = {"one", "found"}
 CLASSES_TITLE = "docstrings of classes that do"
 NO_VERB = re.compile(r"(What|Whether|How|Which)\b")
@@ -413,6 +420,15 @@ def _prose(done: Measures, files: Tree, modules: Mapping[str, ast.Module]) -> No
         if isinstance(node, ast.ClassDef) and NO_VERB.match(ast.get_docstring(node) or "")
     ]
     done.listed(CLASSES_TITLE, classes)
+    texts = {path: files[path] for path in modules} | docs
+    for habit, pattern in HABITS.items():
+        places = (
+            f"{path}:{number}"
+            for path, text in texts.items()
+            for number, line in enumerate(text.splitlines(), 1)
+            if re.search(pattern, line)
+        )
+        done.listed(f"habits of prose: {habit}", places)
     for kind in ("messages", "docs"):
         done.counts[f"words out: all, {kind}"] = sum(done.counts[f"words out: {word}, {kind}"] for word in WORDS)
 

@@ -30,13 +30,13 @@ _Ints = TypeVar("_Ints", int, "NDArray[np.int64]", "Tensor")
 
 @dataclass(frozen=True)
 class Mask:
-    """The keys of its own sequence that each query sees. Everything that needs to know asks `span` or `visible`.
+    """The keys of its own sequence that each query sees. All code that depends on it uses `span` or `visible`.
 
     Attributes:
         causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key;
             there may be any number: in cross attention they are those of another sequence.
         window: most keys that a query sees, its own and those right before it; 0 for no limit. Only with `causal`. Engines count
-            otherwise: SGLang's layers have `window - 1`, the number of keys before its own.
+            differently: SGLang's layers have `window - 1`, the number of keys before its own.
 
     Raises:
         ValueError: a window without `causal`, or a negative one.
@@ -56,9 +56,9 @@ class Mask:
         """Return the first key that queries see, and one past the last. A query with an empty range sees none.
 
         Args:
-            rows: numbers of the queries among the new tokens of their sequence.
+            rows: indices of the queries among the new tokens of their sequence.
             len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`.
-            len_k: all its tokens, likewise.
+            len_k: all tokens of the same, broadcasting to `rows`.
         """
         stop = rows + len_k - len_q + 1 if self.causal else rows * 0 + len_k
         return (stop - self.window) * (stop > self.window) if self.window else 0, stop
@@ -83,7 +83,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class _HeadMap:
-    """The kv head that each q head reads: consecutive q heads share one, and their number is a multiple of that of kv heads."""
+    """The kv head that each q head reads: consecutive q heads share one, and q heads are a multiple of kv heads."""
 
     q_heads: int
     kv_heads: int
@@ -108,7 +108,7 @@ class CallSpec:
 
     Attributes:
         scale: softmax scale, natural-exponent convention: weights are softmax(scale * q k^T).
-        mask: which keys a query sees.
+        mask: the keys that a query sees.
         layer: index of the calling layer.
         phase: "extend" (prefill, with or without a cached prefix) or "decode".
         first_head: number in the model of the first q head: in a call of one tensor-parallel process, or of some heads.
@@ -119,17 +119,17 @@ class CallSpec:
             latent attention (MLA, DeepSeek's) reads its cache: one kv head of 576 dims, whose first 512 are v. The engine has
             applied RoPE to the last 64 dims of q and k, and multiplied q by the projection from latent dims to keys; it multiplies
             the output by that to values. `scale` is that of the head dim before, 192 ** -0.5.
-        grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
-            PyTorch are named, or an empty string for that of the caller.
+        grad_mode: autograd mode under which checks call a kernel, named like PyTorch's functions: "inference_mode", "no_grad" or
+            "enable_grad", or an empty string for the caller's mode.
         on_grid: whether storing q, k, v or the weights in fewer bits is exact: q, k and v are 0 or of one size, and weights are 0
-            or 1 unless nothing stores them. Any difference is then one of structure.
+            or 1 unless nothing stores them. Any difference is then structural.
         softcap: scores s become softcap * tanh(s / softcap) before the softmax, as in Gemma 2 and Grok; 0 for no cap.
         temperature: the scores of a query at position p of its sequence, counted from 0, are multiplied by
             log(p) / log(temperature) where p > temperature, as in Grok (SGLang's `xai_temperature_len`); 0 for no temperature.
         sinks: for each q head, the score of a key that every query sees and whose v is 0, as in gpt-oss; empty without sinks.
-        padded_rows: rows at the end of q that belong to no sequence, as in a captured graph of a larger batch. A kernel returns an
-            output of q's shape all the same; its padded rows are ignored.
-        ways: ways in which engines call a function with a known signature, which its adapter is to take here: see
+        padded_rows: rows at the end of q that belong to no sequence, as in a captured graph of a larger batch. A kernel still
+            returns an output of q's shape; its padded rows are ignored.
+        ways: ways in which an adapter should call a function with a known signature, as engines do; see
             `assay.harness.attention.adapters.adapter`. They do not change the result.
 
     Raises:
@@ -168,11 +168,11 @@ class CallSpec:
 
 
 FEATURES = ("window", "softcap", "temperature", "sinks", "padding", "not_causal", "mla", "stored_kv", "lse")
-"""What kernels declare: features that a call may ask for (see `AttentionCall.features`); "not_causal", without which a kernel may
-be given calls that are not causal, but none with a sequence of fewer keys than queries; and "lse", which a kernel that declares it
-returns on every call (see `Outputs`)."""
+"""Features that kernels declare: those that a call may ask for (see `AttentionCall.features`); "not_causal", without which a
+kernel may get calls that are not causal, but none with a sequence of fewer keys than queries; and "lse" for kernels that return
+log-sum-exps on every call (see `Outputs`)."""
 WITHOUT_LSE = "without LSE"
-"""Of `CallSpec.ways`: an adapted function is not asked for log-sum-exps, although it has them."""
+"""A value of `CallSpec.ways`: an adapted function is not asked for log-sum-exps, although it has them."""
 
 
 @dataclass(frozen=True)
@@ -180,11 +180,11 @@ class StoredKV:
     """K and V as a cache of 8 bits stores them.
 
     Attributes:
-        k: in the shape of the call's k, which is ``k * k_scale`` in the dtype of q.
-        v: the same of v.
-        k_scale: float32, broadcasting to `k`: [1, 1, 1] for one of the tensor, [1, num_kv_heads, 1] for one of each head, or
-            [total_k, num_kv_heads, 1] for one of each token and head. Those of a block of tokens are alike.
-        v_scale: of `v`, likewise.
+        k: stored K in the shape of the call's k, which is ``k * k_scale`` in the dtype of q.
+        v: stored V, in the same way.
+        k_scale: float32, broadcasting to `k`: [1, 1, 1] for one scale per tensor, [1, num_kv_heads, 1] per head, or [total_k,
+            num_kv_heads, 1] per token and head. Scales within a block of tokens are equal.
+        v_scale: the scale of `v`, in the same layout.
     """
 
     k: Tensor
@@ -217,7 +217,7 @@ class AttentionCall:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], spec: CallSpec) -> AttentionCall:
-        """Make a call of tensors, by the names that `tensors` gives them; others are ignored."""
+        """Make a call from tensors, named as in `tensors`; ignore others."""
         stored = StoredKV(*(tensors[name] for name in STORED)) if STORED[0] in tensors else None
         return cls(**{name: tensors[name] for name in _PACKED}, spec=spec, stored=stored)
 
@@ -228,7 +228,7 @@ class AttentionCall:
         return packed if self.stored is None else packed | dict(zip(STORED, vars(self.stored).values(), strict=True))
 
     def with_tensors(self, changed: Mapping[str, Tensor]) -> AttentionCall:
-        """Return the call with other tensors, by the names that `tensors` gives them."""
+        """Return the call with other tensors, named as in `tensors`."""
         return self.of_tensors({**self.tensors, **changed}, self.spec)
 
     @property
@@ -250,7 +250,7 @@ class AttentionCall:
 
     @property
     def causal(self) -> bool:
-        """True if the mask is the right-aligned causal one; else every query sees every key."""
+        """True if the mask is the right-aligned causal one; otherwise every query sees every key."""
         return self.spec.mask.causal
 
     @property
@@ -284,11 +284,11 @@ class AttentionCall:
         return [k - q for q, k in zip(self.lens_q, self.lens_k, strict=True)]
 
     def with_spec(self, **changes: Any) -> AttentionCall:
-        """Return the same tensors, with other values of fields of `CallSpec`."""
+        """Return a call with the same tensors, and changed fields of `CallSpec`."""
         return replace(self, spec=replace(self.spec, **changes))
 
     def of_heads(self, q_heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionCall:
-        """Return the call of some heads, by their numbers: each kv head with the same number of q heads."""
+        """Return the call of some heads, by index: each kv head with the same number of q heads."""
         heads = {"q": list(q_heads)} | {key: list(kv_heads) for key in BY_KEY}
         kept = {
             name: tensor[:, heads[name]] if tensor.shape[1] > 1 or name in ("q", "k", "v") else tensor
@@ -299,7 +299,7 @@ class AttentionCall:
         return self.with_tensors(kept).with_spec(sinks=sinks)
 
     def of_rows(self, queries: Tensor | slice, keys: Tensor | slice) -> dict[str, Tensor]:
-        """Return the tensors that have a row for each query or key, of some of them."""
+        """Return the rows of some queries and keys, for all tensors that have such rows."""
         rows = {"q": queries} | dict.fromkeys(BY_KEY, keys)
         return {
             name: tensor[rows[name]] if len(tensor) > 1 or name in ("q", "k", "v") else tensor
@@ -318,7 +318,7 @@ class AttentionCall:
         return self.with_tensors(copies)
 
     def grad_context(self) -> AbstractContextManager[object]:
-        """Return a context with the call's mode of autograd."""
+        """Return a context with the call's autograd mode."""
         import torch
 
         modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "enable_grad": torch.enable_grad}
@@ -341,7 +341,7 @@ def _sliced(tensor: Tensor, more: int = 1) -> Tensor:
 
 
 def _heads_first(tensor: Tensor) -> Tensor:
-    """Store the same numbers with the tokens of a head side by side."""
+    """Store the same numbers with the tokens of a head contiguous."""
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
@@ -354,7 +354,7 @@ _LAID_OUT: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
 
 
 def default_device() -> str:
-    """Return where calls run unless a device is named: "cuda" if there is a GPU, else "cpu"."""
+    """Return the default device of calls: "cuda" if there is a GPU, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -362,15 +362,14 @@ def default_device() -> str:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs that a kernel may return in place of its output alone.
+    """The outputs that a kernel may return instead of a single tensor.
 
     Attributes:
         out: [total_q, num_q_heads, head_dim_v] in the dtype of q.
-        lse: log-sum-exp of the scores of each query, float32 [total_q, num_q_heads]: the natural logarithm of what the sum of
-            weighted values was divided by, with the scores as they enter the softmax (scaled, capped, with the sink, which
-            is a key like any other there). Outputs of parts of the keys are merged by it, so a sink is given to one part
-            alone. -inf for a query that sees no key. A kernel that declares "lse" returns it on every call; of any other, it is
-            not looked at.
+        lse: log-sum-exp of the scores of each query, float32 [total_q, num_q_heads]: the natural logarithm of the softmax
+            denominator, with the scores as they enter the softmax (scaled, capped, with the sink, which counts as a key). It
+            serves to merge outputs of parts of the keys, so only one part gets a sink. It is -inf for a query that sees no key. A
+            kernel that declares "lse" returns it on every call; for any other kernel, it is ignored.
     """
 
     out: Tensor
@@ -382,7 +381,7 @@ Kernel = Callable[[AttentionCall], "Tensor | Outputs"]
 
 
 def tensor_of(result: Tensor | Outputs) -> Tensor:
-    """Return the output in what a kernel returned, in whichever form; anything else passes through, for `output_fault`."""
+    """Return the output tensor of either return type; pass anything else through, for `output_fault`."""
     return result.out if isinstance(result, Outputs) else result
 
 
@@ -391,7 +390,7 @@ class KernelRefused(RuntimeError):
 
 
 def refusal_behind(error: BaseException) -> KernelRefused | None:
-    """Return the refusal that an exception was raised from: Triton's interpreter wraps whatever is raised inside a kernel."""
+    """Return the refusal that caused an exception, if any: Triton's interpreter wraps all exceptions inside a kernel."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KernelRefused):
         cause = cause.__cause__

@@ -1,7 +1,7 @@
-"""Covering arrays of mixed strength: few rows in which every wanted combination of values occurs.
+"""Covering arrays of mixed strength: few rows that contain every wanted combination of values.
 
-One row at a time, greedily, as in AETG (Cohen et al., IEEE Transactions on Software Engineering 23(7), 1997): a row begins with a
-combination that is still missing, and takes for each other axis the value that adds most.
+Rows are built greedily, as in AETG (Cohen et al., IEEE Transactions on Software Engineering 23(7), 1997): a row begins with a
+missing combination, and takes for each other axis the value that adds most.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class AxisPart:
-    """The part of an axis that counts: its value, or a coarser word for it.
+    """The relevant part of an axis: its value, or a coarser word for it.
 
     Attributes:
         axis: the axis.
-        of: value -> what counts.
+        of: value -> its relevant part.
     """
 
     axis: str
@@ -40,9 +40,9 @@ def covering(
     Args:
         axes: axis -> its values; at least one each.
         groups: features whose values are combined fully, of different axes in each group.
-        seed: the same seed gives the same rows.
-        covered: rows that exist already: their pairs need not be covered again.
-        allowed: whether a row, some axes of which may be open, can be completed. Pairs that no such row has are left out.
+        seed: the random seed; the same seed gives the same rows.
+        covered: existing rows, whose pairs need not be covered again.
+        allowed: whether a row with open axes can be completed. Pairs that occur in no such row are left out.
 
     Returns:
         Rows, axis -> value. The first ones cover most.
@@ -62,7 +62,7 @@ def covering(
     words = {combination: repr(combination) for _, left in table for combination in left}
 
     def gains(row: Row, axis: str, values: Sequence[Any]) -> list[int]:
-        """Count, for each of these values of the axis, the missing combinations including the axis that the row would cover."""
+        """Count, for each value of the axis, the missing combinations with the axis that the row would cover."""
         counts = [0] * len(values)
         for group, left in (missing[number] for number in of_axis[axis]):
             if not left or any(feature.axis != axis and feature.axis not in row for feature in group):
@@ -110,7 +110,7 @@ def covering(
 def _possible(
     wanted: Mapping[AxisPart, Hashable], axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool], row: Row
 ) -> bool:
-    """Return True if a row that has some values can have the wanted ones on the axes that are open."""
+    """Return True if a partial row can take the wanted values on its open axes."""
     choices = {
         feature.axis: [value for value in axes[feature.axis] if feature.of(value) == wish]
         for feature, wish in wanted.items()

@@ -1,4 +1,4 @@
-"""What a kernel declares that it computes: the decorator `declares`, and the declaration that it attaches."""
+"""The declaration of a kernel's capabilities, and the decorator `declares` that attaches it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from assay.harness.attention.forms import FORMS, lacking, unknown
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.conditions import PHASES
 
-# What a pattern must not match by itself: it would be found in every name, and prove nothing.
+# A pattern that matches one of these would match any name, and prove nothing.
 _LETTERS = ("", "a", "k", "_", ":", "0")
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """A kernel's declaration: the arguments of `declares`, with `noise` as a name. By default that of a kernel without one.
+    """A kernel's declaration: the arguments of `declares`, with `noise` as a name. The default is for kernels without one.
 
-    An adapted function also has `ways`: those of `CallSpec.ways` that its signature has. A check draws some for each call.
+    An adapted function also has `ways`: the `CallSpec.ways` of its signature. A check draws some for each call.
     """
 
     phases: tuple[str, ...] = PHASES
@@ -35,7 +35,7 @@ class Declaration:
     ways: tuple[str, ...] = ()
 
     def excludes(self, call: AttentionCall) -> str:
-        """Explain why it does not cover a call, for example "head_dim 80"; return an empty string if it does."""
+        """Explain why it does not cover a call, such as "head_dim 80", or return an empty string if it does."""
         head_dim, dtype = call.q.shape[2], str(call.q.dtype).removeprefix("torch.")
         if self.head_dims is not None and head_dim not in self.head_dims:
             return f"head_dim {head_dim}"
@@ -58,30 +58,30 @@ def declares(
     head_dims_v: tuple[int, ...] = (),
     features: tuple[str, ...] = (),
 ) -> Callable[[Kernel], Kernel]:
-    """Declare what a kernel computes: a decorator. A kernel without a declaration is taken to compute every phase.
+    """Declare a kernel's capabilities: a decorator. A kernel without a declaration is assumed to compute every phase.
 
     Args:
-        phases: phases that it computes. The reference backend computes the others, and the report says so. None for both; for
-            extend alone if `prefix` is false.
-        package: distribution that contains it, whose version reports show, if any.
+        phases: phases that it computes. The reference backend computes the others, and the report says so. None means both, or
+            only extend if `prefix` is false.
+        package: the distribution that contains it, if any; reports show its version.
         about: one line of description.
-        noise: noise family that its output has: a name, for example "int8_qk", or a composition, for example
-            `NoiseFamily(k=Quantised("int8", "token"), v=Quantised("e4m3", "head"))`. Empty if it has only the rounding of its
-            dtype. It limits the error from above and from below: a kernel with less noise than it declares fails a check.
+        noise: the noise family of its output: a name, such as "int8_qk", or a composition, such as
+            `NoiseFamily(k=Quantised("int8", "token"), v=Quantised("e4m3", "head"))`, or an empty string for only the rounding of
+            its dtype. It limits the error from above and from below: a kernel with less noise than it declares fails a check.
         kernels: device kernels that it launches, such as ``("_attn_fwd$", "quant_per_block")``: regular expressions, each to be
-            found in the name of a kernel that ran. Names are those that a profiler shows: of a Triton function, of a CUDA
-            kernel, or of an operator of PyTorch (``aten::bmm``). A run traces passes of each phase, and passes only if all of
-            these kernels ran. Empty for the Triton functions that `package` defines; a kernel that declares `noise` but neither
-            of them cannot pass a run.
+            found in the name of a kernel that ran. Names are those that a profiler shows: of a Triton function, of a CUDA kernel,
+            or of an operator of PyTorch (``aten::bmm``). A run traces passes of each phase, and passes only if all of these
+            kernels ran. By default, they are the Triton functions that `package` defines; a kernel that declares `noise` without
+            either cannot pass a run.
 
         head_dims: head dims that it computes, by default all. A check covers only these, and says so.
         dtypes: dtypes that it computes, for example ``("float16", "bfloat16")``, by default all.
-        prefix: whether it computes calls with a cached prefix. A kernel for complete prompts alone does not, and has no decode.
-        head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
-            prefill. A check asks for no others.
-        features: those of `assay.harness.attention.call.FEATURES` that it supports, by name. A call that asks for another is
-            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`. Of "stored_kv" it may name the forms that it
-            takes: ``"stored_kv: e4m3 per tensor"``. A check asks for these, and lists others as not covered.
+        prefix: whether it computes calls with a cached prefix. A kernel only for complete prompts does not, and has no decode.
+        head_dims_v: head dims of v that it computes, in addition to that of q and k: ``(128,)`` with ``head_dims=(192,)`` for
+            DeepSeek's prefill. A check asks for no others.
+        features: the `assay.harness.attention.call.FEATURES` that it supports. Calls that ask for another are refused. With "lse"
+            it returns log-sum-exps on every call; see `Outputs`. For "stored_kv" it may name the supported forms: ``"stored_kv:
+            e4m3 per tensor"``. A check asks for these, and lists others as not covered.
 
     Raises:
         ValueError: no phase or an unknown one, an unknown feature or form, no head dim or dtype, no such noise family, or a name
@@ -124,6 +124,6 @@ def declares(
 
 
 def declaration(kernel: Kernel) -> Declaration:
-    """Return the kernel's declaration; the default, with every phase, if it has none."""
+    """Return the kernel's declaration, or the default with every phase if it has none."""
     declaration = getattr(kernel, "assay", None)
     return declaration if isinstance(declaration, Declaration) else Declaration()

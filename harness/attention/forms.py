@@ -1,7 +1,7 @@
-"""Forms of a feature: K and V are stored in some formats, with some scales, and a kernel may declare which of them it takes.
+"""Forms of a feature: K and V are stored in various formats and scales, and a kernel may declare which of them it supports.
 
-A declaration names a feature as a whole, ``stored_kv``, or its forms one by one, ``stored_kv: e4m3 per tensor``. The form of a
-call is that of its tensors.
+A declaration names a feature as a whole, ``stored_kv``, or its forms one by one, ``stored_kv: e4m3 per tensor``. A call's tensors
+determine its form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 16
 _FORMATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
 _SCALES = ("tensor", "head", f"block of {BLOCK} tokens", "token")
 FORMS = tuple(f"{name} per {scales}" for name, scales in product(_FORMATS.values(), _SCALES))
-"""What K and V are stored in: a format, and what shares a scale."""
+"""Forms of stored K and V: a format, and the granularity of its scales."""
 # The feature that has forms.
 _STORED = "stored_kv"
 
@@ -37,14 +37,14 @@ def unknown(features: Iterable[str]) -> list[str]:
 
 
 def forms_of(features: Iterable[str], feature: str) -> list[str]:
-    """List the declared forms of a feature; the list is empty if it is declared as a whole, or not at all."""
+    """List the declared forms of a feature, or an empty list if it is declared as a whole, or not at all."""
     declared = list(features)
     begins = f"{feature}: "
     return [] if feature in declared else [entry.removeprefix(begins) for entry in declared if entry.startswith(begins)]
 
 
 def lacking(features: Sequence[str], call: AttentionCall) -> list[str]:
-    """List the features that a call asks for and that are not declared, such as "softcap", "stored_kv in int8 per token"."""
+    """List the undeclared features that a call asks for, such as "softcap", "stored_kv in int8 per token"."""
     names = set(map(feature_of, features))
     lacks = []
     for feature in call.features:
@@ -57,12 +57,12 @@ def lacking(features: Sequence[str], call: AttentionCall) -> list[str]:
 
 
 def form_of(call: AttentionCall) -> str:
-    """Return the form in which K is stored: "e4m3 per tensor"; the narrowest that it has."""
+    """Return the narrowest form of stored K: "e4m3 per tensor"."""
     return _forms_in(call)[0][0]
 
 
 def _forms_in(call: AttentionCall) -> list[list[str]]:
-    """List the forms that K has, and those that V has, the narrowest first: scales of a block are alike."""
+    """List the forms of K, and the forms of V, narrowest first: equal scales fit several forms."""
     by_tensor = []
     assert call.stored is not None
     for stored, scale in ((call.stored.k, call.stored.k_scale), (call.stored.v, call.stored.v_scale)):
@@ -74,7 +74,7 @@ def _forms_in(call: AttentionCall) -> list[list[str]]:
 
 
 def _is_per(scales: str, stored: Tensor, scale: Tensor) -> bool:
-    """Return True if scales that broadcast to the stored values, [tokens, heads, dim], belong to such parts of them."""
+    """Return True if scales, broadcasting to stored values [tokens, heads, dim], have this granularity."""
     tokens, heads, _ = stored.shape
     if scales in ("tensor", "head"):
         return scale.shape == (1, 1 if scales == "tensor" else heads, 1)

@@ -1,11 +1,10 @@
-"""Honest implementations: what a correct kernel of a noise family may answer on a call.
+"""Honest implementations: simulates the possible outputs of correct kernels of a noise family on a call.
 
-Correct kernels of one family differ in block sizes, in where blocks begin, in the order in which they add, in the maximum that
-they subtract before they take exponents (of the row, of the blocks so far, or of a part of the keys that is merged later, as
-split-KV kernels do), in the tokens over which they average K, and in the phase of every rounding. Each member of an ensemble
-draws these anew. A rounding is simulated with a random phase (integers: a dither that is subtracted again; floating point: a
-random factor that is divided out), so that it errs as another implementation's rounding of the same width errs, and members are
-independent.
+Correct kernels of one family differ in block sizes, in where blocks begin, in the order of additions, in the maximum that they
+subtract before exponentials (of the row, of the blocks so far, or of a part of the keys that is merged later, as in split-KV
+kernels), in the tokens over which they average K, and in the phase of every rounding. Each member of an ensemble draws these
+independently. A rounding is simulated with a random phase (integers: a dither that is subtracted again; floating point: a random
+factor that is divided out), so that it errs like another implementation's rounding of the same width.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from assay.harness.attention.oracle import numbers_at_once
 from assay.harness.attention.sequence_groups import SequenceGroup, sequence_groups
 
 MEMBERS = 16
-"""Members of an ensemble, unless a caller asks for others."""
+"""Default number of members of an ensemble."""
 # The bits of a float32's exponent.
 _EXPONENT = 0x7F800000
 # Standard deviations of the errors of sums and exponents, in units of the accumulator's eps. Adding n numbers one after the other
@@ -31,16 +30,17 @@ _EXPONENT = 0x7F800000
 # sqrt(n / 2) of the sum's size, or 0.2 sqrt(n) eps, and for a score 0.2 eps |q| |k|. The exponential of a GPU is accurate to 2
 # ulp (CUDA C++ Programming Guide, intrinsic functions), about half of eps as a standard deviation.
 _SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
-# What capping and tempering scores costs, relative to a score: in float32 a standard deviation of two roundings, for a quotient,
-# a tanh or a logarithm, and a product; for 16-bit inputs kernels such as FlashAttention's take tanh.approx, whose relative error
-# is up to 2**-11 (PTX ISA), half of it taken as the standard deviation here. Triton kernels of SGLang and vLLM compute tanh(x) as 2
-# sigmoid(2x) - 1, which in float32 costs 0.35 to 0.45 eps of the cap, however small the score (measured, caps of 1 to 50).
+# The error of capping and tempering scores, relative to a score: in float32 a standard deviation of two roundings, for a
+# quotient, a tanh or a logarithm, and a product; for 16-bit inputs, kernels such as FlashAttention's use tanh.approx, whose
+# relative error is up to 2**-11 (PTX ISA), with half of it as the standard deviation here. Triton kernels of SGLang and vLLM
+# compute tanh(x) as 2 sigmoid(2x) - 1, whose error in float32 is 0.35 to 0.45 eps of the cap for any score (measured, caps of 1
+# to 50).
 _MODIFIER_ROUNDINGS, _FAST_TANH, _CAP_ROUNDINGS = 2.0, 2.0**-11, 0.4
 
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to implement attention: what a group of members has in common.
+    """One way to implement attention, shared by a group of members.
 
     Attributes:
         q_block: queries that share a scale.
@@ -48,8 +48,8 @@ class _Way:
         maximum: "row", "running" (of all blocks so far) or "block" (of each block alone, merged later).
         backwards: whether blocks are visited from the last to the first.
         shifted: whether blocks begin in the middle of those of other ways.
-        over_batch: whether K is averaged over the whole batch; else over its sequence.
-        rounded_sum: whether the weights are summed after they are rounded; else before.
+        over_batch: whether K is averaged over the whole batch instead of its sequence.
+        rounded_sum: whether the weights are summed after rounding instead of before.
     """
 
     q_block: int
@@ -73,17 +73,16 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
     """Return the family as the call's device implements it.
 
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
-    default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
-    call has K and V as they are stored, kernels do not store them again, unless for products with a Q or weights in as few bits.
-    Where it is on the grid, storing costs nothing. A value cast to the dtype of K and V is
-    cast to fewer bits only where these are stored so.
+    default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. If a
+    call has stored K and V, kernels do not store them again, except for products with Q or weights in equally few bits. If it is
+    on the grid, storing is exact. A cast to the dtype of K and V reduces the bits only if these are stored in fewer bits.
     """
     if call.spec.on_grid:
         family = NoiseFamily(accumulation=family.accumulation)
     if family.beside_fp8 and call.stored is None:
         family = replace(family, q=None, p=None)
     if call.stored is not None:
-        # What storing them costs is in k and v already; a product in few bits has both of its operands in them all the same.
+        # k and v already include the error of storing them; a product in few bits still has both of its operands in few bits.
         family = replace(family, k=family.q and family.k, v=family.p and family.v)
     if family.accumulation != "fp32" or call.q.dtype != torch.float32 or call.q.device.type != "cuda":
         return family
@@ -94,7 +93,7 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
 def members_by_way(call: AttentionCall, family: NoiseFamily, members: int = MEMBERS) -> list[int]:
     """Count the members that implement attention in each way, in the order of `honest_outputs`.
 
-    Where scales depend on blocks, the four ways have few members each and their draws vary more than they do: they count as one.
+    If scales depend on blocks, the four ways count as one: each has few members, whose draws vary more than the ways do.
     """
     used = here(family, call)
     return [members] if _depends_on_blocks(used) else _by_way(members, len(_ways(used)))
@@ -121,10 +120,10 @@ def honest_outputs(
         call: the call.
         family: the noise family.
         rows: packed query rows, int64 [rows], in increasing order, by default all.
-        members: implementations.
-        seed: of all that they draw.
-        stretch: factor on what storing Q and K costs, to see what a rare draw does.
-        lse: whether the log-sum-exps are returned in place of the outputs, with a last axis of one.
+        members: number of implementations.
+        seed: the seed of all draws.
+        stretch: factor on the error of storing Q and K, to simulate a rare draw.
+        lse: whether to return the log-sum-exps, with a last axis of one, instead of the outputs.
 
     Returns:
         float64 [members, rows, num_q_heads, head_dim_v], on the call's device. Not finite where a format overflows.
@@ -148,8 +147,8 @@ def honest_outputs(
 def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
     """Compute attention with the online softmax of blocks of one key, in float32, from the first key to the last and back.
 
-    The members of `honest_outputs` draw the rounding of sums as random walks. A sum that has nearly reached its end, because one
-    key outweighs all others, rounds small terms the same way each time, and loses those below half an ulp.
+    The members of `honest_outputs` draw the rounding of sums as random walks. A sum that one key dominates rounds small terms the
+    same way each time, and loses those below half an ulp.
 
     Args:
         call: the call.
@@ -187,14 +186,14 @@ def _online(scores: Tensor, v: Tensor, backwards: bool, sinks: Tensor | None) ->
 
 
 def sample_rows(call: AttentionCall, at_most: int) -> Tensor:
-    """Choose queries of a call that stand for all of them.
+    """Choose representative queries of a call.
 
     These are the first and the last of each sequence, those around the borders of blocks of 128 and of 64 tokens (of queries,
     and of keys), and random ones, which are the same each time.
 
     Args:
         call: the call.
-        at_most: most queries, shared out evenly between the sequences; at least one each.
+        at_most: most queries, divided evenly among the sequences, with at least one each.
 
     Returns:
         Packed query rows, int64 [rows], in increasing order, on the call's device; all rows if there are at most `at_most`.
@@ -232,7 +231,7 @@ def _depends_on_blocks(family: NoiseFamily) -> bool:
 
 
 def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:
-    """List the groups whose keys leave room for the members that are computed at a time."""
+    """List groups that are small enough to compute several members at a time."""
     return sequence_groups(call, rows, numbers_at_once(call.k.device) // 4)
 
 
@@ -244,7 +243,7 @@ def _nothing(call: AttentionCall, rows: Tensor | None, members: int, width: int)
 
 @dataclass(frozen=True)
 class _Draw:
-    """The random source of the members of one way, and the types that they compute in."""
+    """The random source of one way's members, and the dtypes of their computation."""
 
     generator: torch.Generator
     family: NoiseFamily
@@ -276,7 +275,7 @@ class _Draw:
 
     @property
     def at_once(self) -> int:
-        """Products that are added before a sum is rounded: those of one instruction of a tensor core, where sums are in fp16."""
+        """Number of products added before a sum is rounded: for sums in fp16, those of one tensor core instruction."""
         return 16 if self.family.accumulation == "fp16" else 1
 
     def uniform(self, *shape: int) -> Tensor:
@@ -306,7 +305,7 @@ class _Draw:
 
     def operand(self, x: Tensor) -> Tensor:
         """Convert x to an operand of a product."""
-        # In TF32 it is cut off to 10 bits of mantissa, as tensor cores do with plain float32, with a random phase. Kernels that
+        # TF32 truncates it to 10 bits of mantissa, as tensor cores do with plain float32, here with a random phase. Kernels that
         # round instead have half of this noise.
         if not self._cuts_operands:
             return x
@@ -369,7 +368,7 @@ def _by_block(top: Tensor, block: int, shift: int) -> Tensor:
 
 
 def _rounded_to(x: Tensor, format: NumberFormat) -> Tensor:
-    """Round x to the nearest number of a floating-point format; beyond its range, to its largest."""
+    """Round x to the nearest number of a floating-point format, saturating at its largest."""
     assert format.mantissa is not None
     wide = x.dtype
     x = x.clamp(-format.largest, format.largest).float()

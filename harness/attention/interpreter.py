@@ -1,4 +1,4 @@
-"""Triton's interpreter, for kernels on a machine without a GPU, corrected where it differs from a GPU, or made to refuse."""
+"""Adapts Triton's interpreter for machines without a GPU: corrects it where it differs from a GPU, or makes it refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TERMS = 16
 
 
 def interpret_without_gpu() -> None:
-    """Have Triton kernels interpreted where a GPU is missing. Call it before a kernel is imported: Triton decides then."""
+    """Interpret Triton kernels if there is no GPU. Call this before importing a kernel: Triton decides on import."""
     import torch
 
     if not torch.cuda.is_available():
@@ -75,9 +75,9 @@ class _Finder(MetaPathFinder):
 def _round_to_nearest(interpreter: Any) -> None:
     """Have the interpreter round to bfloat16 and FP8 as compiled kernels do: to the nearest number, ties to even.
 
-    The interpreter of Triton 3.9 cuts the lower 16 bits of float32 off, which makes every number smaller, by 0.3 % on average. An
-    interpreted kernel would seem to scale its output, and would have more error than bfloat16 explains. In FP8 it halves what
-    rounds up to a power of two, and cuts small numbers off. An interpreter of another form is left as it is.
+    The interpreter of Triton 3.9 truncates the lower 16 bits of float32, which makes every number smaller, by 0.3 % on average.
+    An interpreted kernel would seem to scale its output, and would have more error than bfloat16 explains. In FP8 it halves
+    numbers that round up to a power of two, and truncates small ones. An unknown interpreter stays unchanged.
     """
     if hasattr(interpreter, "_convert_float"):
         interpreter._convert_float = _nearest(interpreter, interpreter._convert_float)
@@ -119,8 +119,8 @@ def _refuse_broken_bfloat16(interpreter: Any) -> None:
     """Have the interpreter refuse operations that it computes wrongly in bfloat16, with the reason.
 
     The interpreter holds bfloat16 as the integers of its bits. Loads, stores and conversions know that; the interpreters of Triton
-    3.8 and 3.9 multiply and add the bits as integers, so that a right kernel is off by 1e10. Whether that is so is tried once. An
-    interpreter of another form is left as it is.
+    3.8 and 3.9 multiply and add the bits as integers, so that a correct kernel is off by 1e10. One trial decides. An unknown
+    interpreter stays unchanged.
     """
     builder = getattr(interpreter, "InterpreterBuilder", None)
     for name, right in (("create_dot", _dot_is_right), ("binary_op", _product_is_right)):
@@ -150,7 +150,7 @@ def _dot_is_right(interpreter: Any, dot: Callable[..., Any]) -> bool:
     start = interpreter.TensorHandle(np.zeros((_TERMS, _TERMS), np.float32), interpreter.tl.float32)
     try:
         return bool((dot(interpreter.interpreter_builder, a, b, start, None, 0).data == _TERMS).all())
-    except Exception:  # what cannot be computed is not right either
+    except Exception:  # an error is not a correct result either
         return False
 
 

@@ -1,8 +1,8 @@
-"""Triton's interpreter, made to see each access outside of the tensors that a kernel was given.
+"""Makes Triton's interpreter detect each access outside of a kernel's tensors.
 
-Interpreted, a load beyond a tensor reads whatever lies there, and a store beyond it breaks the allocator's memory, so that the
-process ends in a later call. Here, such a store is left out, and such a load reads the memory around a guarded tensor
-(`assay.harness.localize.guarded_memory`) or zeros. Both are remembered: of which tensor, by how much, and in which line.
+In the interpreter, a load beyond a tensor reads arbitrary memory, and a store beyond it corrupts the allocator's memory, so that
+the process crashes in a later call. Here, such a store is skipped, and such a load reads the memory around a guarded tensor
+(`assay.harness.localize.guarded_memory`) or zeros. Both are recorded with the tensor, the distance and the line.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NEEDED = ("GridExecutor", "InterpreterBuilder", "TensorHandle", "TensorDescriptor", "_get_np_dtype")
-# How the names of the modules begin that change the interpreter, whose frames are in the way of a kernel's.
+# Prefix of the modules that change the interpreter, to skip their frames above a kernel's.
 _INTERPRETER = __name__.removesuffix("bounds")
-# Most accesses that are remembered of one call: a kernel makes the same mistake in each program.
+# Most accesses to record in one call: a kernel makes the same mistake in each program.
 _MAX_SEEN = 16
 
 
@@ -30,8 +30,8 @@ class _Overrun:
 
     Attributes:
         does: "reads" or "writes".
-        argument: the nearest tensor, as the kernel's parameter is called.
-        elements: by how many elements of that tensor it is beyond; negative if it is before its first one.
+        argument: the nearest tensor, by the name of the kernel's parameter.
+        elements: the distance beyond that tensor in its elements; negative if it is before the first one.
         line: file, line and function of the kernel.
     """
 
@@ -66,7 +66,7 @@ class _Memory:
 
     @contextmanager
     def watching(self) -> Iterator[list[_Overrun]]:
-        """Note accesses outside of a launch's tensors in the list, inside the context."""
+        """Record accesses outside of a launch's tensors in the list, inside the context."""
         before, self.overruns = self.overruns, []
         try:
             yield self.overruns
@@ -91,12 +91,12 @@ class _Memory:
     def checked(
         self, does: Literal["reads", "writes"], at: NDArray[np.uint64], mask: NDArray[np.bool_], size: int
     ) -> NDArray[np.bool_]:
-        """Return the mask of an access, without what lies outside of all that may be accessed.
+        """Return the mask of an access, without addresses outside of the accessible memory.
 
         Args:
             does: "reads" or "writes".
             at: addresses.
-            mask: which of them are accessed.
+            mask: flags of the accessed ones.
             size: bytes of an element.
         """
         some = at[mask]
@@ -143,7 +143,7 @@ memory = _Memory()
 
 
 def check_bounds(interpreter: Any) -> None:
-    """Have the interpreter check loads and stores. An interpreter of another form is left as it is: it checks nothing."""
+    """Make the interpreter check loads and stores. An unknown interpreter stays unchanged and checks nothing."""
     if not all(hasattr(interpreter, name) for name in _NEEDED):
         return
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
@@ -183,7 +183,7 @@ def _tensors(interpreter: Any, argument: Any) -> Iterator[Any]:
 
 
 def _line() -> str:
-    """Return file, line and function of the innermost frame outside of Triton and of what changes its interpreter."""
+    """Return file, line and function of the innermost frame outside of Triton and the modules that change its interpreter."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = str(frame.f_globals.get("__name__", ""))

@@ -1,10 +1,10 @@
-"""Triton's interpreter, made five times as fast.
+"""Makes Triton's interpreter five times as fast.
 
 How many times as long SageAttention takes in float16 without one of the patches (CPU time, one BLAS thread):
 
 - 2.3: NumPy multiplies float16 and int8 element by element. BLAS does it in float32: int8 exactly, float16 in another order.
-- 2.0: for each ``x + y`` the interpreter works out anew what is cast, splatted and broadcast. These steps are calls of its builder
-  and depend on types, shapes and Python scalars alone, so they are noted once and replayed.
+- 2.0: for each ``x + y`` the interpreter recomputes all casts, splats and broadcasts. These steps are calls of its builder, and
+  depend only on types, shapes and Python scalars, so they are recorded once and replayed.
 - 1.8: each call of a device function patches `triton.language` again, although the launch around it has done so.
 - 1.3: integers are computed again in int64 to see whether they overflow, unless Triton's option for that is off.
 """
@@ -38,7 +38,7 @@ _PLANNED = frozenset(
 )
 # Products of int8 whose sum float32 holds exactly: 1,024 times 2**14 is 2**24.
 _MOST_TERMS = 1024
-# Plans that are kept. A kernel has some hundred; one whose scalars differ from call to call could have any number.
+# Most plans to keep. A kernel has some hundred; one whose scalars change between calls could have any number.
 _MOST_PLANS = 4096
 
 
@@ -104,9 +104,9 @@ def _dot(interpreter: Any, dot: Callable[..., Any]) -> Callable[..., Any]:
     return create_dot
 
 
-# A plan: the values (constants are kept); for each step the number of its result, the builder's method and the numbers of
-# what it takes; the number of the result's handle, or None if what follows is the result, as that of a store; and the result's
-# attributes. Values are numbered: first the handles of operands, then constants and results as they come.
+# A plan: the values (constants are kept); for each step the number of its result, the builder's method and the numbers of its
+# arguments; the number of the result's handle, or None if the next item is the result, as for a store; and the result's
+# attributes. Values are numbered: first the handles of operands, then constants and results in order.
 _Plan = tuple[list[Any], list[tuple[int, str, tuple[int, ...]]], int | None, Any]
 
 

@@ -1,4 +1,4 @@
-"""Kernels: how they are named, loaded and run.
+"""Names, loads and runs kernels.
 
 A kernel is a function of the contract (`assay.harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
 or named directly as ``module:function``. It may declare what it computes (`assay.harness.attention.declaration`). One of
@@ -32,6 +32,8 @@ from assay.harness.text import did_you_mean, one_line
 
 if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
+
+_A_CLASS, _NO_ARGUMENT = "it is a class, not an instance", "it takes no argument"
 
 
 def load(name: str) -> Kernel:
@@ -67,7 +69,7 @@ def load(name: str) -> Kernel:
         ) from error
     except (KernelRefused, KeyboardInterrupt):  # of an engine's own backend, with its reason; of the user
         raise
-    except BaseException as error:  # a kernel's code, not assay's: whatever it raises is its own
+    except BaseException as error:  # the kernel's code may raise anything
         raise KernelRefused(f"{what} cannot be imported: its module raises {_raised(error)}") from error
     if not callable(kernel):
         raise KernelRefused(f"{what} is {type(kernel).__name__}, expected a function of an AttentionCall")
@@ -75,11 +77,11 @@ def load(name: str) -> Kernel:
 
 
 def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> Kernel:
-    """Return a kernel of the contract: the function itself if it takes a call, else what passes a call on to it.
+    """Return a kernel of the contract: the function itself if it takes a call, or else an adapter of it.
 
     Args:
         what: the function, for errors.
-        function: the function; or a class that is planned and run, as FlashInfer's wrappers are.
+        function: the function, or a class with `plan` and `run`, like FlashInfer's wrappers.
         adapter: name of its signature, or an empty string to recognise it.
 
     Raises:
@@ -89,6 +91,8 @@ def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> 
     fault = _signature_fault(function)
     if not (fault or adapter or inspect.isbuiltin(function)):
         return kernel
+    if fault in (_A_CLASS, _NO_ARGUMENT) and not adapter:
+        raise KernelRefused(f"{what} takes no call: {fault}")
     from assay.harness.attention.adapters.table import adapted  # brings torch along
 
     try:
@@ -120,7 +124,9 @@ def _signature_fault(kernel: Callable[..., Any]) -> str:
     try:
         signature.bind(None)
     except TypeError as error:
-        return str(error)
+        if inspect.isclass(kernel):
+            return _A_CLASS
+        return str(error) if signature.parameters else _NO_ARGUMENT
     return ""
 
 
@@ -241,7 +247,7 @@ def output_fault(call: AttentionCall, out: object) -> str:
 
 
 def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
-    """Describe how the log-sum-exps of a kernel that declares them break the contract, as `output_fault` does of an output."""
+    """Describe how the log-sum-exps of a kernel that declares them break the contract, like `output_fault`."""
     if lse is None:
         return "no log-sum-exps, for which the call asks"
     shape = call.q.shape[:2]
@@ -252,14 +258,13 @@ def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
 
 
 def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...], dtype: str = "") -> str:
-    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; return an empty string if it
-    does not.
+    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`, or return "" if it does not.
 
     Args:
         out: the output.
         like: a tensor.
         shape: the shape.
-        dtype: name of another dtype than that of `like`.
+        dtype: name of the expected dtype if it differs from that of `like`.
     """
     import torch
 

@@ -53,7 +53,7 @@ from assay.harness.conditions import PHASES
 
 Size = Literal["small", "full"]
 Length = int | range
-"""A number of tokens, or several, one of which each call draws by its seed: a kernel may be wrong between the ends of blocks."""
+"""A number of tokens, or several to draw from by a call's seed: a kernel may be wrong between the ends of blocks."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 # Other words for a dtype, as engines and PyTorch have them.
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
@@ -92,7 +92,7 @@ _OTHER_HEADS = (
 _HEADS_OF_OTHER_DIMS = ((12, 2), (5, 5))
 # Heads of Llama 3 8B and 70B and of Llama 2 7B, all of head_dim 128: tables of heads that end at 16 or at 32 are too short.
 _MODEL_HEADS, _MODEL_DIM = ((32, 8), (64, 8), (32, 32)), 128
-# Kernels treat the first two layers, every second one, those in the middle or the last one in a way of their own.
+# Kernels may treat the first two layers, every second one, those in the middle or the last one specially.
 _LAYERS = (0, 1, 2, 16, 31)
 _SCALED = "another scale"
 # A kernel that computes head_dim ** -0.5 itself is right on every other call.
@@ -106,13 +106,13 @@ _Scene = tuple[Length, Length, str, str]
 """New tokens, cached prefix, batch and data. A batch "{} alike" takes its size from the axis "size", and `_SCALED` data theirs
 from the axis "scale"."""
 _LAYOUTS = ("packed", "sliced", "heads first", "each its own")
-# Longest window that the calls of a model ask for: longer ones take gigabytes.
+# Longest window in the calls of a model: longer ones take gigabytes.
 _LONGEST_WINDOW = 8192
 # Those of DeepSeek's latent attention on one GPU: a kernel lays its q heads out in tiles of 16 or 64.
 _MLA_HEADS = (128, 1)
 # Not combined with all others: a window is causal, and latent attention has other shapes.
 _NOT_WITH_ALL = ("not_causal", "mla")
-# Seeds of the calls of a matrix follow one another, less than so many.
+# The calls of a matrix have consecutive seeds, fewer than this.
 _OF_A_MATRIX = 10_000
 # Groups of axes: of paths; and of scenes that go wrong in a dtype, or in a head dim.
 _BY_PATH = "scene dtype head_dim heads, scene heads layer, scene dtype size, heads scale"
@@ -130,9 +130,9 @@ class Case:
         name: unique in its matrix, without spaces; used as a test id.
         condition: axis -> value, as text. In addition to the axes of the core, "cached prefix" says how many of the
             call's sequences have one ("none", "some", "all").
-        draw: returns the call, the same each time. It may have its numbers in common with others: a kernel gets `make`'s.
-        beyond: axes whose value here a kernel claims only if it declares it, such as a head dim of 80. A kernel that raises on
-            every call with such a value does not cover it; that is not a fault.
+        draw: returns the call, the same each time. Its numbers may be shared with other calls: a kernel gets the call of `make`.
+        beyond: axes whose value a kernel supports only if it declares it, such as a head dim of 80. If a kernel raises on every
+            call with such a value, it does not cover it; that is not a fault.
         shape: the shape for which `draw` draws numbers, or None for a recorded call.
     """
 
@@ -149,7 +149,7 @@ class Case:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A call that was drawn: its shape without sequences, and the words and ranges that these are made of."""
+    """A drawn call: its shape without sequences, and the words and ranges from which these are made."""
 
     shape: Shape
     new: Length
@@ -165,9 +165,9 @@ class _Part:
     Attributes:
         groups: axes, separated by spaces, whose combinations all occur, or coarser words of `_COARSER` for them. Groups are
             separated by commas.
-        scenes: values of the axis "scene"; () where the part has axes "new", "prefix" and "batch". All of decode have one new
+        scenes: values of the axis "scene", or () if the part has axes "new", "prefix" and "batch". In decode, all have one new
             token.
-        axes: values of the axes that differ from those of a usual call, or what `_named` calls them.
+        axes: values of the axes that differ from a usual call, or their names in `_named`.
         beyond: see `Case.beyond`.
         first: values of axes with which the first calls cover the first group.
         phase: the only phase with these calls, or an empty string for both.
@@ -182,7 +182,7 @@ class _Part:
 
 
 def _row(phase: str, groups: str, scenes: Sequence[tuple[Any, ...]], *beyond: str, **axes: Sequence[Any]) -> _Part:
-    """Make a part of scenes; one without data has normal data."""
+    """Make a part of scenes; scenes without data get normal data."""
     every = tuple(scene if len(scene) == 4 else (*scene, "normal") for scene in scenes)
     return _Part(groups, every, axes, beyond, phase=phase)
 
@@ -197,7 +197,7 @@ _FAR = {
     "extend": [(17, range(1110, 1290), "after no prefix")],
     "decode": [(1, range(1110, 1290), "after a short one")],
 }
-"""Calls with more than 1,024 keys, whose mask, cap or partitions a kernel may treat in a way of their own."""
+"""Calls with more than 1,024 keys, whose mask, cap or partitions a kernel may treat specially."""
 # (queries, keys more than that) of cross attention.
 _CROSSING = [
     (34, 157, "fewer keys than queries"), (129, -100, "one"), (64, -63, "one"), (300, -7, "fewer keys than queries"),
@@ -437,12 +437,12 @@ def _parts(phase: str, size: Size, models: Sequence[str], declared: Declaration)
 
 
 def asked_by(model: str, features: Sequence[str]) -> tuple[str, ...]:
-    """List what layers of a known model ask for, of these features."""
+    """List the requests of a known model's layers, of these features."""
     return tuple(value for value in ASKED_BY.get(model, ()) if feature_in(value) in features)
 
 
 def _as_layers(asked: Sequence[str], **axes: Sequence[Any]) -> Iterator[_Part]:
-    """Yield a call that asks for all that a model's layers do, with more keys than its window has, so that it cuts some."""
+    """Yield a call with all requests of a model's layers, and more keys than its window, so that it hides some."""
     if asked and (window := longest_window(asked)) <= _LONGEST_WINDOW:
         # A cap as large as models have it changes nothing where scores are of normal size.
         data = "unscaled scores" if any(feature_in(value) == "softcap" for value in asked) else "normal"
@@ -521,7 +521,7 @@ def _named(
 
 
 def _as_mla(drawn: _Drawn) -> _Drawn:
-    """Make a call one of absorbed latent attention: one kv head of 576 dims, the first 512 of which are v."""
+    """Turn a call into absorbed latent attention: one kv head of 576 dims, whose first 512 are v."""
     shape = drawn.shape
     asked = tuple(dict.fromkeys((MLA, *shape.asked)))
     shape = replace(shape, heads=(shape.heads[0], 1), head_dim=576, head_dim_v=512, layout="v in k", asked=asked)
@@ -529,7 +529,7 @@ def _as_mla(drawn: _Drawn) -> _Drawn:
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:
-    """Return the name of a dtype, of whatever word there is for it: "bfloat16" for ``torch.bfloat16`` and "bf16"."""
+    """Return the canonical name of a dtype: "bfloat16" for ``torch.bfloat16`` and "bf16"."""
     word = str(dtype).removeprefix("torch.")
     return _SHORT.get(word, word)
 
@@ -553,11 +553,11 @@ def cases(
         seed: seed of the data and of the rows. The same seed gives the same cases with the same data.
         size: "small" for interpreted kernels; "full" for a GPU, with more and longer sequences and more heads.
         head_dims: head dims of q and k, by default 64 and 128, and beyond the core for `OTHER_HEAD_DIMS`.
-        like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; by default none in the small matrix,
-            and for `COMMON` in the full one.
+        like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes to add; by default none in the small matrix,
+            and `COMMON` in the full one.
         declared: the kernel's declaration: whether it computes with a cached prefix, its head dims of v, its features and its
-            noise. Each value of these gets calls. All calls of a kernel that declares "mla" and the head dim 576 alone are of
-            absorbed latent attention.
+            noise. Each value of these gets calls. If a kernel declares "mla" and only the head dim 576, all calls are absorbed
+            latent attention.
 
     Raises:
         ValueError: no phase, dtype or head dim, or an unknown phase, size or model.
@@ -597,7 +597,7 @@ def cases(
 
 
 def _usual(heads: tuple[int, int], kinds: Sequence[torch.dtype], dims: Sequence[int]) -> dict[str, Sequence[Any]]:
-    """Return the axes of a usual call: those with several values take them in turn."""
+    """Return the axes of a usual call; axes with several values cycle through them."""
     return {
         "heads": (heads,), "head_dim": dims, "dtype": kinds, "data": ("normal",), "head_dim_v": (0,), "layer": (0,),
         "first_head": (0,), "layout": ("packed",), "grad_mode": ("",), "asked": ((),), "size": (0,), "scale": ("",),
@@ -623,8 +623,8 @@ def model_cases(
         heads: q heads and kv heads.
         head_dim: of q, k and v.
         tokens: length of the longest calls: as many new tokens, and as many cached ones.
-        ways: those of `Declaration.ways` that an adapted kernel has.
-        asked: features that its layers ask for, such as "window 4096": calls get enough keys for it to matter.
+        ways: the `Declaration.ways` of an adapted kernel.
+        asked: features that its layers ask for, such as "window 4096"; calls get enough keys for them to matter.
     """
     drawn: list[_Drawn] = []
     usual = _usual(heads, (dtype,), (head_dim,))
@@ -651,7 +651,7 @@ def _any(length: Length, drawn: random.Random) -> int:
 
 
 def _said(length: Length) -> str:
-    """Say a length; one that calls draw is one value of its axis, whatever the seed."""
+    """Format a length; a range to draw from is a single value of its axis for any seed."""
     return str(length) if isinstance(length, int) else f"{length[0]} to {length[-1]}"
 
 

@@ -1,6 +1,6 @@
-"""Batches of the op-level matrix: the sequences of a call, one of which has the lengths that the axes describe.
+"""Batches of the op-level matrix: the sequences of a call, including one with the lengths from the axes.
 
-Each value is a batch in which a kernel was wrong that was right in the others.
+For each value, some kernel was wrong in this batch and correct in the others.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ GRAPHS = (16, 24, 32, 40)
 
 
 def _short(number: int, new: int, prefix: int, long: int) -> _Lens:
-    """Make sequences of a few tokens, one of which has 128 more new ones, unless all have one."""
+    """Make sequences of a few tokens; one sequence has 128 more new ones, unless all have one."""
     return [(1 + (new - 1) * (n % 2 == 0) + 128 * (n == 5 and new > 1), prefix + n) for n in range(number)]
 
 
 def _as_many_new(number: int, new: int, prefix: int, long: int) -> _Lens:
-    """Make sequences with as many new tokens each, behind different prefixes; of the last two, one has several partitions."""
+    """Make sequences with equally many new tokens after different prefixes; one of the last two has several partitions."""
     return [*((new, 9 * n) for n in range(number - 2)), (new, prefix), (new, prefix + 861)]
 
 

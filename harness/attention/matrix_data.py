@@ -1,4 +1,4 @@
-"""Data of the op-level matrix: what the numbers of a call are like, in the ways in which attention kernels fail."""
+"""Data of the op-level matrix: distributions of a call's numbers on which attention kernels fail."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ RARE: dict[str, _Change] = {
 
 
 def excluded(noise: NoiseFamily, data: str) -> str:
-    """Explain why honest kernels of a family may be wrong on such data; return an empty string if they may not.
+    """Explain why honest kernels of a family may be wrong on such data, or return an empty string if they may not.
 
     Sums in fp16 end at 65,504. Weights of 8 bits round alike where they are alike, and values of one sign do not cancel that: of
     27 honest matrices of ``int8_qk_fp8_pv`` one was 1 % beyond its bound (``benchmarks/honest_kernels.py --seed 501``).

@@ -1,4 +1,4 @@
-"""What the calls of the op-level matrix ask for beyond plain attention: the values of each feature of `FEATURES`."""
+"""Features of the op-level matrix's calls beyond plain attention: the values of each feature of `FEATURES`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STORED_AS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def _asking_for(fields: Callable[[int], dict[str, Any]], call: AttentionCall) -> AttentionCall:
-    """Ask for fields of the spec that are made for a number of q heads."""
+    """Set fields of the spec that depend on the number of q heads."""
     return call.with_spec(**fields(call.heads.q_heads))
 
 
 def _padded(rows: int, call: AttentionCall) -> AttentionCall:
-    """Give q so many rows that belong to no sequence: NaN, as memory that nobody wrote may hold."""
+    """Append this many rows to q that belong to no sequence: NaN, like unwritten memory."""
     more = call.q.new_full((rows, *call.q.shape[1:]), float("nan"))
     return replace(call.with_spec(padded_rows=rows), q=torch.cat([call.q[: call.rows], more]))
 
@@ -44,7 +44,7 @@ def _uneven(x: torch.Tensor, per: str, first: int) -> torch.Tensor:
 
 
 def _largest(x: torch.Tensor, per: str) -> torch.Tensor:
-    """Compute the largest magnitude of what shares a scale in x [tokens, heads, dim], broadcasting to it."""
+    """Compute the largest magnitude of each part with one scale in x [tokens, heads, dim], broadcasting to it."""
     if per == "block of 16 tokens":
         blocks = torch.arange(len(x), device=x.device) // BLOCK
         tops = [x[blocks == block].abs().amax((0, 2)) for block in range(-(-len(x) // BLOCK))]
@@ -123,7 +123,7 @@ STRONGEST = {
     "window": "window 17", "softcap": "softcap 1", "temperature": "temperature 2", "sinks": "sinks near 4",
     "padding": "300 padded rows", "not_causal": "cross attention", "mla": MLA,
 }  # fmt: skip
-"""The value of each feature that changes most while others are asked for too, so that none of two can be left out unseen."""
+"""The value of each feature with the largest effect in combination, so that a kernel cannot ignore one of two unnoticed."""
 
 
 LONG_WINDOWS = (512, 1024)
@@ -131,7 +131,7 @@ LONG_WINDOWS = (512, 1024)
 
 
 def asking(value: str) -> Callable[[AttentionCall], AttentionCall]:
-    """Return what makes a call ask for a value: one of `STORED` and `ASKED`, or a number for a feature."""
+    """Return a function that makes a call ask for a value: one of `STORED` and `ASKED`, or a number for a feature."""
     known = STORED | {name: make for some in ASKED.values() for name, make in some.items()}
     if value in known:
         return known[value]
@@ -145,7 +145,7 @@ def asking(value: str) -> Callable[[AttentionCall], AttentionCall]:
 
 
 def feature_in(value: str) -> str:
-    """Return the feature that a value is of: "window" of "window 4096"."""
+    """Return the feature of a value: "window" for "window 4096"."""
     return value.split(" ", 1)[0]
 
 

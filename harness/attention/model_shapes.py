@@ -34,6 +34,6 @@ ASKED_BY: dict[str, tuple[str, ...]] = {
     "gemma-2-9b": ("window 4096", "softcap 50"),
     "gpt-oss-20b": ("window 128", "sinks near 0"),
 }
-"""What layers of a model ask for: ``sliding_window`` (of Mistral 7B v0.1 and Phi-3-mini-4k), ``attn_logit_softcapping``, sinks."""
+"""Requests of a model's layers: ``sliding_window`` (of Mistral 7B v0.1 and Phi-3-mini-4k), ``attn_logit_softcapping``, sinks."""
 COMMON = ("llama-3-8b", "llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-30b-a3b")
 """Models whose shapes the full matrix includes: one of each ratio of heads in wide use."""

@@ -1,7 +1,7 @@
-"""Noise families: what a kernel declares that it stores or accumulates in fewer bits than the call's dtype.
+"""Noise families: declarations of the values that a kernel stores or accumulates in fewer bits than the call's dtype.
 
-A family is a composition: the storage of Q, K, V and of the softmax weights P, and the arithmetic of both products. What it must
-cost on a call, no less and no more, is simulated in `assay.harness.attention.honest`.
+A family is a composition: the storage of Q, K, V and of the softmax weights P, and the arithmetic of both products.
+`assay.harness.attention.honest` simulates its error on a call, from which lower and upper limits follow.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Quantised:
 
     Attributes:
         format: a name of `FORMATS`.
-        per: what shares a scale: the whole tensor, a head, a block of tokens of a head, or a token of a head; "none" where numbers
-            are stored as they come. "fp16" has no scale.
+        per: the part that shares a scale: the whole tensor, a head, a block of tokens of a head, or a token of a head; "none" if
+            numbers are stored without one. "fp16" has no scale.
         smooth: whether the mean over tokens is subtracted first, which only K allows (arXiv 2410.02367, section 4.2).
     """
 
@@ -82,8 +82,8 @@ class NoiseFamily:
         p: storage of the softmax weights on their way into the product with V, or None for the call's dtype.
         accumulation: arithmetic of both products: "fp32"; "tf32", in which float32 operands have 10 bits of mantissa; or "fp16", in
             which sums are kept in fp16.
-        dropped: share of the weights of a query that a kernel may leave out, as one that skips blocks of small weights or attends
-            to the largest scores alone does: 0.01 for one percent. The others are divided by their own sum.
+        dropped: share of a query's weights that a kernel may drop, for example by skipping blocks of small weights or attending
+            only to the largest scores: 0.01 for one percent. The others are divided by their own sum.
         merged: whether the outputs on the cached keys of a sequence and on its new ones are stored in the call's dtype, and then
             merged by their log-sum-exps.
     """
@@ -106,7 +106,7 @@ class NoiseFamily:
 
     @property
     def name(self) -> str:
-        """Its name in `FAMILIES`, or its parts, such as "k:int8-token,v:e4m3-head". The exact family has an empty name."""
+        """Its name in `FAMILIES`, or its parts, such as "k:int8-token,v:e4m3-head"; empty for the exact family."""
         known = next((name for name, family in FAMILIES.items() if family == self), None)
         if known is not None:
             return known
@@ -117,7 +117,7 @@ class NoiseFamily:
 
     @property
     def quantises(self) -> bool:
-        """True if something is stored in 8 bits or fewer, whose cost the rounding of fp16 cannot hide."""
+        """True if something is stored in 8 bits or fewer: the rounding of fp16 cannot hide that error."""
         return any(
             isinstance(stored, Quantised) and FORMATS[stored.format].scaled
             for stored in (getattr(self, f.name) for f in fields(self))
@@ -125,12 +125,12 @@ class NoiseFamily:
 
     @property
     def beside_fp8(self) -> bool:
-        """True if Q and weights alone are stored, in FP8 as they come: they are cast to the dtype of K and V."""
+        """True if only Q and weights are stored, in FP8 without scales: they are cast to the dtype of K and V."""
         return self.q == self.p == _E4M3_AS_IT_COMES and self.k is None and self.v is None
 
     @property
     def has_least(self) -> bool:
-        """True if a kernel that runs errs by some part of it at least.
+        """True if a kernel of this family must have at least some share of its error.
 
         One that casts Q and weights to the dtype of a cache need not read new tokens from there, as triton does not.
         """

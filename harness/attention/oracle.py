@@ -13,8 +13,8 @@ from assay.harness.attention.call import AttentionCall, CallSpec, Mask
 from assay.harness.attention.sequence_groups import SequenceGroup, modified, sequence_groups, tempering
 
 NUMBERS_AT_ONCE = 2**22
-"""Most scores, or quantised keys, that are held at a time: 16 MiB of float32; about four such blocks exist at once."""
-# The same on a CPU, whose cache holds no more: 1.6 times as fast as with 2**22.
+"""Most scores, or quantised keys, to hold at a time: 16 MiB of float32; about four such blocks exist at once."""
+# The limit on a CPU, due to its cache: 1.6 times as fast as with 2**22.
 _ON_CPU = 2**20
 
 
@@ -78,23 +78,23 @@ def _by_groups(
     return result
 
 
-# The value with which a call does not ask for a feature. Those not listed, such as a layout, every call has.
+# The fields of a call that does not ask for a feature. Unlisted ones, such as a layout, apply to every call.
 _WITHOUT: dict[str, dict[str, Any]] = {
     "window": {"mask": Mask()}, "softcap": {"softcap": 0.0}, "temperature": {"temperature": 0}, "sinks": {"sinks": ()},
 }  # fmt: skip
 
 
 def feature_effects(call: AttentionCall, rows: Tensor, right: Tensor, known: Collection[str] = ()) -> dict[str, Tensor]:
-    """Compute by how much each feature that a call asks for, none of those that are `known`, changes the output of queries.
+    """Compute the change of queries' outputs by each feature that a call asks for, except `known` ones.
 
     Args:
         call: the call.
         rows: packed query rows, int64 [rows], in increasing order.
-        right: the output of these, as `oracle` computes it.
-        known: features that are not looked at.
+        right: their output from `oracle`.
+        known: features to skip.
 
     Returns:
-        By feature, output with it minus output without, float64 [rows, num_q_heads, head_dim_v]; 0 where that is not defined.
+        Feature -> output with it minus output without, float64 [rows, num_q_heads, head_dim_v]; 0 where that is undefined.
     """
     window, most = call.spec.mask.window, max(call.lens_k)
     return {
@@ -107,12 +107,12 @@ def feature_effects(call: AttentionCall, rows: Tensor, right: Tensor, known: Col
 
 
 def numbers_at_once(device: torch.device) -> int:
-    """Return the most scores, or quantised keys, that are held at a time on a device."""
+    """Return the most scores, or quantised keys, to hold at a time on a device."""
     return min(NUMBERS_AT_ONCE, _ON_CPU) if device.type == "cpu" else NUMBERS_AT_ONCE
 
 
 def _attend(logits: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-    """Average v [heads, keys, head_dim_v] by the softmax of scores [heads, rows, keys], with sinks [heads, rows] or without."""
+    """Average v [heads, keys, head_dim_v] by the softmax of scores [heads, rows, keys], with optional sinks [heads, rows]."""
     if sinks is None:
         return logits.softmax(-1) @ v if logits.shape[-1] else v.new_full((*logits.shape[:-1], v.shape[-1]), torch.nan)
     return _with_sink(logits, sinks).softmax(-1)[..., :-1] @ v
@@ -137,8 +137,8 @@ class Request:
         visible: bool [len_q, len_k], the keys that each query sees.
         scale: softmax scale, natural-exponent convention.
         mask: the mask of the call, from which `visible` is made.
-        spec: what the call asks for beyond scale and mask.
-        asked: int64 [asked], the queries whose output is asked for, by default all. A bug may depend on the others.
+        spec: the call's request beyond scale and mask.
+        asked: int64 [asked], the queries whose output is wanted, by default all. A bug may depend on the others.
     """
 
     q: Tensor
@@ -153,7 +153,7 @@ class Request:
 
     @property
     def asked_q(self) -> Tensor:
-        """The queries that are asked for, [num_q_heads, asked, head_dim]."""
+        """The queries whose output is wanted, [num_q_heads, asked, head_dim]."""
         return self.q if self.asked is None else self.q[:, self.asked]
 
     @property
@@ -182,7 +182,7 @@ def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
 
     Args:
         call: the call.
-        rows: packed query rows whose output is asked for, int64, by default all.
+        rows: packed query rows whose output is wanted, int64, by default all.
     """
     device = call.q.device
     kv_head = call.heads.kv_head(torch.arange(call.heads.q_heads, device=device))
@@ -214,7 +214,7 @@ def attend(request: Request, logits: Tensor | None = None) -> Tensor:
 
     Args:
         request: the sequence: a mask, a head map and a dtype of any kind.
-        logits: scores in place of `scores`, in the same shape.
+        logits: scores to use instead of `scores`, in the same shape.
     """
     numbers, of = request.spec.sinks, request.q
     sinks = torch.tensor(numbers, dtype=of.dtype, device=of.device)[:, None] if numbers else None

@@ -12,8 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 
 STALE = float("nan")
-"""What a pool holds where it holds nothing of the call, as memory that nobody wrote may: a weight of 0 does not take it out. INT8
-has no such number."""
+"""The contents of unused slots of a pool, like unwritten memory: a weight of 0 does not remove it. INT8 has no such number."""
 _STALE_INT8 = 127
 
 
@@ -29,13 +28,13 @@ def slots_of(table: Tensor, requests: Sequence[int], lens: Sequence[int]) -> Ten
 
 
 def shuffled_pages(lens: Sequence[int], page: int, pages: int, generator: torch.Generator) -> list[Tensor]:
-    """Draw the pages of each sequence from a pool, int64: no sequence has its pages in order, and some pages may be left.
+    """Draw the pages of each sequence from a pool, int64: no sequence has its pages in order, and some pages may be unused.
 
     Args:
         lens: tokens of each sequence, cached prefix included.
         page: tokens per page.
         pages: pages of the pool.
-        generator: of the order.
+        generator: the random generator of the order.
     """
     counts = [-(-length // page) for length in lens]
     drawn = torch.randperm(pages, generator=generator)[: sum(counts)]
@@ -49,14 +48,14 @@ def slots_in(pages: Tensor, page: int, length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PagedKV:
-    """K and V of a call in a paged pool, which is adversarial: pages are shuffled, and what does not belong to the call is stale.
+    """K and V of a call in an adversarial paged pool: pages are shuffled, and slots outside of the call are stale.
 
     Attributes:
         k: [pages, page, num_kv_heads, head_dim].
         v: [pages, page, num_kv_heads, head_dim_v].
         pages: pages of each sequence, int64.
         slots: slot of each token, int64 [total_k].
-        stale: a page that holds nothing of the call.
+        stale: an unused page.
     """
 
     k: Tensor
@@ -75,7 +74,7 @@ class PagedKV:
 
 
 def paged(call: AttentionCall, page: int) -> PagedKV:
-    """Lay K and V of a call out in a paged pool: as they are stored, if the call has that.
+    """Lay K and V of a call out in a paged pool: the stored values, if the call has any.
 
     Args:
         call: a packed call.

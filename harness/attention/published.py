@@ -24,18 +24,18 @@ def is_path(name: str) -> bool:
 
 
 def adapter_and_path(name: str) -> tuple[str, str]:
-    """Split the name of a kernel whose signature is named, as "flash_attn@mine:function"; the first is empty where it is not."""
+    """Split a kernel's name into signature and path, as in "flash_attn@mine:function"; the signature may be empty."""
     adapter, at, path = name.partition("@")
     return (adapter, path) if at and ":" not in adapter else ("", name)
 
 
 def module_of(name: str) -> str:
-    """Return the module of a ``module:function`` path, or of one whose signature is named."""
+    """Return the module of a ``module:function`` path, with or without a signature."""
     return adapter_and_path(name)[1].partition(":")[0]
 
 
 def native_backend(name: str) -> tuple[str, str] | None:
-    """Make an engine's own attention backend that a name stands for, without a server: "sglang:triton".
+    """Resolve the name of an engine's own attention backend, such as "sglang:triton".
 
     Returns:
         The function that makes a kernel of it, as ``module:function``, and the backend's name, or None for any other name.
@@ -46,10 +46,10 @@ def native_backend(name: str) -> tuple[str, str] | None:
 
 @contextmanager
 def working_folder_searched(module: str) -> Iterator[None]:
-    """Have modules looked for in the working folder too, and last, while a kernel's module is imported or its source is found.
+    """Search the working folder too, last, while a kernel's module is imported or its source is located.
 
-    Afterwards the folder is on Python's path only if the module was imported from there: what such a kernel imports when it is
-    called is found as in a server. Nothing else that assay imports may come from a folder in which it happens to be called.
+    Afterwards the folder is on Python's path only if the module was imported from there, so that imports during the kernel's
+    calls work as in a server. assay's other imports never come from the current folder.
 
     Args:
         module: the kernel's module.

@@ -29,13 +29,13 @@ def call_of(
     Args:
         lens: (new tokens, cached prefix) per sequence.
         heads: (q heads, kv heads).
-        head_dim: of q, k and v.
-        dtype: of these.
-        device: their device.
-        seed: of the data.
-        pool: seed of numbers that calls share: this one takes those from a place on, which `seed` draws, and is not to be written
-            to. Many calls then take a tenth of the time and of the memory. q, k and v of a call have no number in common.
-            By default it draws new numbers.
+        head_dim: head dim of q, k and v.
+        dtype: dtype of q, k and v.
+        device: device of the call.
+        seed: seed of the data.
+        pool: seed of numbers that calls share: this call takes a slice at an offset drawn from `seed`, and must not be written
+            to. Many calls then take a tenth of the time and memory. q, k and v of a call share no numbers. By default, the call
+            draws new numbers.
     """
     total_q, total_k = sum(new for new, _ in lens), sum(new + prefix for new, prefix in lens)
     shapes = [
@@ -59,7 +59,7 @@ def call_of(
 
 @lru_cache(maxsize=4)
 def _numbers(seed: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Draw the numbers that calls take theirs from: in float32, then rounded."""
+    """Draw the shared numbers of calls: in float32, then rounded."""
     if (dtype, device) != (torch.float32, "cpu"):
         return _numbers(seed, torch.float32, "cpu").to(device, dtype)
     return torch.randn(_POOL, generator=torch.Generator().manual_seed(seed))

@@ -1,6 +1,6 @@
-"""The sequences of a call in groups of similar lengths: those of a group are padded, and computed as further heads of one sequence.
+"""Groups a call's sequences by similar lengths: the sequences of a group are padded, and computed like heads of one sequence.
 
-Computed one by one, the twenty sequences of a decode batch cost twenty times the operations, and a GPU the time of launching them.
+Computed one by one, the twenty sequences of a decode batch take twenty times the operations, and launches on a GPU.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _FEWEST_KEYS, _FEWEST_ROWS = 128, 8
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """Sequences of a call, and those of their queries that are asked for.
+    """Sequences of a call, and their queries whose output is wanted.
 
     "Heads" are the kv heads of all its sequences, one sequence after the other.
 
     Attributes:
-        q: all queries [heads, q heads per kv head, len_q, head_dim], 0 behind the end of a sequence.
-        k: [heads, len_k, head_dim], 0 behind the end of a sequence.
-        v: [heads, len_k, head_dim_v], likewise.
+        q: all queries [heads, q heads per kv head, len_q, head_dim], 0 after the end of a sequence.
+        k: [heads, len_k, head_dim], 0 after the end of a sequence.
+        v: [heads, len_k, head_dim_v], 0 after the end of a sequence.
         lens_q: new tokens of each head's sequence, int64 [heads].
         lens_k: all tokens of each head's sequence, int64 [heads].
         first: position of the first query of each sequence, int64 [sequences].
-        rows: int64 [sequences, rows], the queries that are asked for, counted within the sequence.
+        rows: int64 [sequences, rows], the wanted queries, by index in the sequence.
         stop: int64 [sequences, rows], on the CPU: one past the last key that each of them sees.
-        spec: what the call asks for.
-        asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
-        places: int64 [asked], their places among all queries of the call that are asked for.
-        start: the first of the places if they follow one another, else None.
-        whole: whether all queries of its sequences are asked for.
+        spec: the call's request.
+        asked: int64 [asked], indices into ``rows.flatten()`` of the wanted queries; the others are padding.
+        places: int64 [asked], their indices among all wanted queries of the call.
+        start: the first of the places if they are consecutive, or else None.
+        whole: whether all queries of its sequences are wanted.
     """
 
     q: Tensor
@@ -64,7 +64,7 @@ class SequenceGroup:
     def blocks(self, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield some of the rows at a time, int64 [sequences, r], with the keys that they see, bool [sequences, 1, 1, r, keys].
 
-        Keys beyond the last that one of them sees are left out: in a call without a cached prefix that is nearly half of the work.
+        Keys beyond the last visible one are left out: in a call without a cached prefix, that saves nearly half of the work.
 
         Args:
             numbers: most scores of one head group that a block may have.
@@ -87,7 +87,7 @@ class SequenceGroup:
         return modified(split, seen, self.spec.softcap, factor).view(products.shape)
 
     def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
-        """Lay out a number of each q head for `some` of the rows: float64 [heads, group * r], or None without numbers."""
+        """Lay out one number per q head for `some` of the rows: float64 [heads, group * r], or None without numbers."""
         if not numbers:
             return None
         of_groups = torch.tensor(numbers, dtype=torch.float64, device=self.q.device).view(-1, self.q.shape[1])
@@ -126,8 +126,8 @@ def modified(products: Tensor, visible: Tensor, softcap: float = 0.0, factor: Te
     Args:
         products: scale * q k^T.
         visible: bool, broadcasting to `products`.
-        softcap: that of the call.
-        factor: what `tempering` gives, broadcasting to [heads, rows, 1].
+        softcap: the call's soft cap.
+        factor: the result of `tempering`, broadcasting to [heads, rows, 1].
     """
     if softcap:
         products = products.div_(softcap).tanh_().mul_(softcap)
@@ -137,22 +137,22 @@ def modified(products: Tensor, visible: Tensor, softcap: float = 0.0, factor: Te
 
 
 def tempering(temperature: int, positions: Tensor) -> Tensor:
-    """Compute what a temperature multiplies the scores of queries by, [..., rows, 1].
+    """Compute the factor of a temperature on the scores of queries, [..., rows, 1].
 
     Args:
         temperature: `CallSpec.temperature`, not 0.
-        positions: places of the queries in their sequences, int64 [..., rows].
+        positions: positions of the queries in their sequences, int64 [..., rows].
     """
     return (positions.clamp(min=temperature).double().log() / math.log(temperature))[..., None]
 
 
 def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
-    """List the groups of a call's sequences in which a query is asked for.
+    """List the groups of a call's sequences with a wanted query.
 
     Args:
         call: the call.
         rows: packed query rows, int64 [rows], in increasing order, by default all.
-        numbers: most numbers that the padded keys of a group have, unless one sequence alone has more.
+        numbers: most numbers in the padded keys of a group, unless a single sequence has more.
     """
     starts_q, starts_k = (
         call.cu_seqlens_q.cpu().numpy().astype(np.int64),
@@ -216,7 +216,7 @@ def _group(
 
 
 def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:
-    """Pad packed rows [rows, heads, dim] to [sequences, longest, heads, dim], 0 behind the end of a sequence."""
+    """Pad packed rows [rows, heads, dim] to [sequences, longest, heads, dim], 0 after the end of a sequence."""
     if len(starts) == 1:
         return packed[None, starts[0] : starts[0] + lens[0]]
     token = np.arange(lens.max())

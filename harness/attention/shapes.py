@@ -1,4 +1,4 @@
-"""The shape of a call: everything that decides how a call is made, but for its numbers."""
+"""The shape of a call: everything that determines a call except its numbers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Lens = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Shape:
-    """How a call is made. The same shape and seed make the same call.
+    """The recipe of a call. The same shape and seed make the same call.
 
     Attributes:
         phase: "extend" or "decode".
         lens: (new tokens, cached prefix) of each sequence.
         heads: (q heads, kv heads).
-        head_dim: of q, k and v.
-        dtype: of q, k and v.
-        data: what the numbers are like: a name of `DATA` or `RARE`.
-        head_dim_v: of v, where it is not that of q; else 0.
+        head_dim: head dim of q, k and v.
+        dtype: dtype of q, k and v.
+        data: the distribution of the numbers: a name of `DATA` or `RARE`.
+        head_dim_v: head dim of v if it differs from q's, or else 0.
         layer: the calling layer.
-        first_head: as `CallSpec.first_head`.
-        layout: as `CallSpec.layout`.
-        grad_mode: as `CallSpec.grad_mode`.
-        asked: features that the call asks for, by the names of `ASKED` and `STORED`, and "window N" for any N.
-        ways: as `CallSpec.ways`.
+        first_head: see `CallSpec.first_head`.
+        layout: see `CallSpec.layout`.
+        grad_mode: see `CallSpec.grad_mode`.
+        asked: features that the call asks for, by their names in `ASKED` and `STORED`, and "window N" for any N.
+        ways: see `CallSpec.ways`.
     """
 
     phase: str
@@ -50,21 +50,21 @@ class Shape:
     ways: tuple[str, ...] = ()
 
     def make(self, seed: int, device: str = "cpu", pool: int | None = None) -> AttentionCall:
-        """Make the call, laid out as `layout` describes; arguments and errors are those of `draw`."""
+        """Make the call, laid out as `layout` describes. Takes arguments and raises like `draw`."""
         return self.draw(seed, device, pool).clone()
 
     def draw(self, seed: int, device: str = "cpu", pool: int | None = None) -> AttentionCall:
-        """Draw the numbers of the call, packed. They are not to be written to: other calls may have them too.
+        """Draw the numbers of the call, packed. Do not write to them: other calls may share them.
 
         Numbers are drawn and changed in float32, then rounded once: a seed means the same in every dtype.
 
         Args:
-            seed: of the numbers.
-            device: of the tensors.
-            pool: as in `call_of`.
+            seed: the seed of the numbers.
+            device: the device of the tensors.
+            pool: see `call_of`.
 
         Raises:
-            LookupError: data or a feature that no call can be drawn with, as one of a recorded call.
+            LookupError: data or a feature that cannot be drawn, such as one of a recorded call.
             ValueError: such a call cannot have one of the features.
         """
         wide, rounded = (self._normal(dtype, seed, device, pool) for dtype in (torch.float32, self.dtype))

@@ -28,11 +28,11 @@ _COMPILED = frozenset({".so", ".pyd", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h", 
 def source_hashes(name: str) -> dict[str, str]:
     """Hash each part of a kernel's code, by kind.
 
-    Parts are the kernel's module; the modules that it imports, and those that they import, as far as they are not installed
-    packages; compiled code and its sources in the folders of these modules; files next to them that their code names, such as
-    ``"tuned.json"``, ``f"{name}.json"`` or a folder; and the installed packages that any of them imports, whose hash is that of
-    their version and their list of files. The standard library is left out, and assay but for the folder of a kernel that ships
-    with it. Imports and names are read from the source: what a function imports when it is called counts too.
+    Parts are the kernel's module; the modules that it imports directly or indirectly, except installed packages; compiled code
+    and its sources in the folders of these modules; files next to them that their code names, such as ``"tuned.json"``,
+    ``f"{name}.json"`` or a folder; and the installed packages that any of them imports, by the hash of version and file list. The
+    standard library is left out, and so is assay, except the folder of a kernel that ships with it. Imports and names are read
+    from the source, so imports inside a function count too.
 
     Args:
         name: a kernel's published name, or ``module:function``.
@@ -157,7 +157,7 @@ def _installed_folders() -> tuple[Path, ...]:
 
 
 def _is_installed(file: Path) -> bool:
-    """Return True if pip has installed a file, here or in an environment that this one builds on, as those of Ray's workers do."""
+    """Return True if pip installed a file, here or in an environment below this one, like those of Ray's workers."""
     place = file.resolve()
     return not _PIPS.isdisjoint(place.parts) or any(place.is_relative_to(folder) for folder in _installed_folders())
 
@@ -178,7 +178,7 @@ def _distributions(top: str) -> list[Distribution]:
 
 
 def _hash(file: Path) -> str:
-    """Hash the content of a file; of one as large as weights are, its size and time instead, which takes no minutes."""
+    """Hash the content of a file, or only size and time of a file as large as weights, which would take minutes."""
     status = file.stat()
     large = f"{status.st_size} {status.st_mtime_ns}".encode() if status.st_size > _LARGE else b""
     return hashlib.sha256(large or file.read_bytes()).hexdigest()

@@ -1,1 +1,1 @@
-"""A kernel on calls, without a server: check it on the op-level matrix, or replay recorded calls."""
+"""Runs a kernel without a server: checks it on the op-level matrix, or replays recorded calls."""

@@ -1,4 +1,4 @@
-"""Checking a kernel on the op-level matrix: under which conditions it is wrong, and the name of the bug. No server, no model.
+"""Checks a kernel on the op-level matrix, without a server or a model: finds the conditions of its errors and names the bug.
 
 `assay check`, the pytest plugin and a kernel repository's own tests run this.
 """
@@ -47,17 +47,17 @@ from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
 from assay.worker import UNREAD, Journal
 
-if TYPE_CHECKING:  # importing what reads a wrong kernel takes a third of a second, which a right one does not need
+if TYPE_CHECKING:  # importing the read-out takes a third of a second, and a correct kernel does not need it
     from assay.harness.checks.observed import Reader
 
 CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
-"""How often a kernel runs in all: one may become wrong after many calls. What the matrix leaves of them takes at most
+"""Total number of runs of a kernel, since it may become wrong after many calls. The runs after the matrix take at most
 `_ENDURANCE_S` seconds."""
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
-# Most seconds in which a kernel is read that fails an assertion on one call.
+# Most seconds of a read-out for a kernel that fails an assertion on one call.
 _ASSERTED_S = 10.0
-# Most seconds, on `budget_clock`, in which the condition is sought of one thing that is wrong with a kernel; failing calls to begin
-# at; and most things of which it is sought.
+# Most seconds, on `budget_clock`, for finding the condition of one fault; failing calls to start from; and most faults to
+# explore.
 _EXPERIMENTS_S, _BASES, _MOST_FAULTS = 10.0, 6, 3
 
 
@@ -66,15 +66,15 @@ class _Task:
     """A kernel, and the calls on which it is checked.
 
     Attributes:
-        path: what a command or a test imports the kernel by; empty if nothing can.
-        declared: its declaration, with the noise that is allowed.
-        asked: phases that were asked for.
+        path: the path by which a command or a test imports the kernel, or an empty string if it cannot be imported.
+        declared: its declaration, with the allowed noise.
+        asked: the requested phases.
         made: the cases that its declaration does not exclude, with their calls.
-        excluded: those that it does, and by what.
-        whole: whether all calls are made, also those of a kernel that is clearly wrong.
-        runs: how often the kernel runs in all.
+        excluded: the cases that it excludes, and by what.
+        whole: whether to make all calls even if the kernel is clearly wrong.
+        runs: the total number of runs of the kernel.
         again: a command that repeats the check.
-        quick: the one dtype and head_dim of a quick check; empty for any other.
+        quick: the only dtype and head_dim of a quick check, or an empty string for any other check.
     """
 
     name: str
@@ -110,18 +110,18 @@ def check(
     """Run a kernel on the op-level matrix in this process; see `assay.harness.checks.jobs.check`.
 
     Args:
-        kernel: as there, like `noise`, `case`, `calls`, and `options`.
+        kernel: see there, like `noise`, `case`, `calls`, and `options`.
         cases: run these instead of the matrix.
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
-        repeats: most calls that are repeated, to see whether the kernel is deterministic.
-        read_out: most seconds that reading a wrong kernel takes, 0 neither to read it nor to try where it is wrong; or what
-            reads it, and keeps that. None for 30 s.
-        journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
+        repeats: most calls to repeat, to test whether the kernel is deterministic.
+        read_out: most seconds for the read-out of a wrong kernel, 0 to skip both the read-out and the experiments, or a reader,
+            which keeps the read-out. None means 30 s.
+        journal: receives each call, and the results so far, as the events of `assay.harness.checks.jobs`.
 
     Raises:
         TypeError: no such option.
-        UsageError: as there.
+        UsageError: see there.
     """
     start = time.monotonic()
     task = _task(kernel, options, noise, case, cases, again, calls)
@@ -156,7 +156,7 @@ def check(
 
 
 def _changes(results: Sequence[CallResult]) -> bool:
-    """Return True if a call was right at first and wrong later, or by chance: that is so under no condition of a call."""
+    """Return True if a call was correct at first and wrong later, or wrong by chance: no condition on a call describes that."""
     changed = [(max(result.late, result.repeat), result) for result in results if result.late or result.repeat]
     return any(not result.fails and off > result.limits.largest_bound for off, result in changed)
 
@@ -172,18 +172,18 @@ def concluded(
     late: AttentionCall | None = None,
     other: tuple[AttentionCall, Fault] | None = None,
 ) -> KernelResult:
-    """Add to a result the smallest failing call, and what can be read off a wrong kernel.
+    """Add the smallest failing call and the read-out of a wrong kernel to a result.
 
     Args:
         result: the result without either.
         guard: the kernel.
-        run: what it computed.
-        path: what a test imports it by; empty if nothing can.
-        read_out: as in `check`.
-        journal: gets the result as it stands before each, which a kernel may not survive.
-        experiments: what they showed of the kernel.
+        run: its results.
+        path: the path by which a test imports it, or an empty string if it cannot be imported.
+        read_out: see `check`.
+        journal: receives the result before each step, since the kernel may end the process.
+        experiments: the results of experiments on the kernel.
         late: a call on which it became wrong after many runs.
-        other: as in `smallest_call`.
+        other: see `smallest_call`.
     """
     journal.write("stands", result=result, reading=False)
     if not serious(result.findings):
@@ -200,11 +200,11 @@ def concluded(
     findings = smallest.named_in(findings)
     shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
     result = result.model_copy(update=shown)
-    if keeps_state(findings):  # what is read of it, or tried, depends on the calls before
+    if keeps_state(findings):  # its read-out and experiments depend on earlier calls
         return result.model_copy(update={"tried": None, "axes": ()})
 
     reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
-    # What a kernel does to its inputs, or by chance, is not read off calls that are right.
+    # Correct calls do not show what a kernel does to its inputs, or at random.
     wrong = any(computed.fails for computed in run.results) or any(finding.id == STATE_KEPT for finding in findings)
     wanted = wrong and reader.wants(findings, run.results)
     journal.write("stands", result=result, reading=wanted)
@@ -237,7 +237,7 @@ def _task(
         options = narrowed(declared, options)
         quick = "{dtypes[0]}, head_dim {head_dims[0]}".format(**options)
         calls = calls or 0
-    # A backend of SGLang takes whatever a layer asks for; what it makes of it is shown by `assay backends --honours`.
+    # A backend of SGLang accepts any request of a layer; `assay backends --honours` shows what it does with it.
     drawn = replace(declared, features=()) if path.startswith("sglang:") else declared
     chosen = matrix_of(drawn, **options) if cases is None else cases
     if case is not None:
@@ -268,13 +268,13 @@ def _task(
 
 
 def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> MatrixRun:
-    """Run the kernel on the matrix, or on as much of it as shows that it is clearly wrong."""
+    """Run the kernel on the matrix, or until it is clearly wrong."""
     case_of = {id(call): case for case, call in task.made}
     cases = [case for case, _ in task.made]
 
     def each(result: CallResult) -> None:
         case, (own, bound) = case_of[id(result.call)], result.judged_cell
-        # Of a case that is less close to its bound than an earlier one, the bound may be a lower limit of its own.
+        # If an earlier case was closer to its bound, this bound may be a lower limit.
         journal.write("computed", case=case.name, condition=case.condition, fails=result.fails, own=own, bound=bound)
 
     def enough(results: Sequence[CallResult]) -> bool:
@@ -293,14 +293,14 @@ def explore(
     journal: Journal,
     faults: Mapping[str, Fault],
 ) -> dict[str, Experiments]:
-    """Try under which condition each thing is wrong with a kernel, on calls like these.
+    """Find the condition of each fault of a kernel by experiments on calls like these.
 
     Args:
         guard: the kernel.
-        calls: the calls whose head dims, dtypes and device it is asked for.
-        came: what came of them, with their shapes, the smallest first.
-        journal: gets each call.
-        faults: what is wrong on some of them, by name.
+        calls: the calls whose head dims, dtypes and device to use.
+        came: their outcomes, with their shapes, smallest first.
+        journal: receives each call.
+        faults: the faults that some of them show, by name.
     """
     device = str(calls[0].q.device)
     dims = frozenset((call.q.shape[2], call.v.shape[2]) for call in calls)
@@ -317,7 +317,7 @@ def explore(
 
 
 def _spent(device: str, seconds: float) -> Callable[[], float]:
-    """Return what tells which share of so much time is used up, from now on."""
+    """Return a function that returns the used share of this much time from now on."""
     clock = budget_clock(device)
     return lambda: clock() / seconds
 
@@ -369,13 +369,13 @@ def _why(cases: Sequence[tuple[Case, str]]) -> tuple[CaseWhy, ...]:
 def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
     """Raise unless a kernel is correct on a call: its error against the oracle is within the bound of the call.
 
-    A kernel that is wrong is read, for at most 10 seconds; the message states what it was observed to
-    compute, if that gives its output on this call.
+    If the kernel is wrong, a read-out of at most 10 seconds follows; the message describes the operator if that explains the
+    output on this call.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
         call: the call.
-        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
+        noise: the quantisation whose noise is allowed, such as "int8_qk", or None for the kernel's declaration.
 
     Raises:
         AssertionError: the error is out of bounds, and the message names the bug where a hypothesis fits; or the kernel writes
@@ -390,13 +390,13 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
 
 
 def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = None, reads: bool = True) -> str:
-    """Explain why a kernel is wrong on a call; empty if it is correct. Arguments and errors are those of `assert_correct`.
+    """Explain why a kernel is wrong on a call, or return an empty string if it is correct. Raises like `assert_correct`.
 
     Args:
         kernel: the kernel.
         call: the call.
         noise: quantisation whose noise is allowed.
-        reads: whether a kernel that is wrong is read.
+        reads: whether a read-out of a wrong kernel follows.
     """
     __tracebackhide__ = True
     name, loaded = named(kernel)
@@ -426,7 +426,7 @@ def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = Non
 
 
 def _asserted(guard: Guard, result: CallResult, findings: Sequence[Finding]) -> str:
-    """Return what a kernel that fails an assertion was observed to compute; empty unless that gives all its outputs."""
+    """Describe the operator of a kernel that fails an assertion, or return "" unless it explains all outputs."""
     from assay.harness.checks.observed import Reader
 
     with few_threads([result.call]):

@@ -1,4 +1,4 @@
-"""The findings of a check: bugs of a kernel's outputs, breaches of its contract, and what of a pass was not tested."""
+"""The findings of a check: bugs of a kernel's outputs, breaches of its contract, and untested conditions of a pass."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from assay.harness.localize.raised import RAISED
 from assay.harness.text import counted, percent
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
-# Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in its
-# declaration: there it is a statement, and not a matter of what happened to be refused.
+# Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. Its declaration should state what it
+# does not support, instead of leaving that to refusals.
 _LEAST_COVERED = 0.9
 LEAST_LEFT = 0.1
-"""Share of the calls that were asked for that a declaration must leave for a pass."""
+"""A declaration must leave this share of the requested calls for a pass."""
 NO_EXPERIMENTS: Mapping[str, Experiments] = {}
-# Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers.
+# From this share of calls in one layer on, layers are not distinguished, unless only some layers fail.
 _ONE_LAYER = 0.8
 
 
 @dataclass(frozen=True)
 class MatrixRun:
-    """A kernel that was run on a matrix.
+    """A kernel's run on a matrix.
 
     Attributes:
-        run: what it computed and refused.
-        guard: the kernel, with how it broke its contract.
+        run: its results and refusals.
+        guard: the kernel, with its breaches of the contract.
         asked: all cases, with their calls.
         again: a command that repeats the check.
     """
@@ -74,7 +74,7 @@ class MatrixRun:
 
     @cached_property
     def left_out(self) -> list[Case]:
-        """The cases that were not run, as the kernel was clearly wrong before."""
+        """The cases that were not run because the kernel was already clearly wrong."""
         ran = {id(call) for _, call in self.made}
         return [case for case, call in self.asked if id(call) not in ran]
 
@@ -97,9 +97,9 @@ class MatrixRun:
 
     @cached_property
     def broken(self) -> tuple[tuple[Case, str], ...]:
-        """Those of the refused cases that break the contract.
+        """The refused cases that break the contract.
 
-        Where a kernel raised on every call with a value that it does not claim (`Case.beyond`), that is no more than a refusal.
+        If a kernel raised on every call with a value that it does not claim (`Case.beyond`), that only counts as a refusal.
         """
         seen = {(case.condition["phase"], axis, case.condition[axis]) for case in self.computed for axis in case.beyond}
 
@@ -115,7 +115,7 @@ class MatrixRun:
 
     @cached_property
     def came(self) -> list[tuple[Shape, AttentionCall, Came]]:
-        """All calls with what came of them, the smallest first."""
+        """All calls with their outcomes, smallest first."""
         came: list[tuple[Case, AttentionCall, Came]] = [(case, result.call, result) for case, result in self.results]
         case_of = {id(call): case for case, call in self.asked}
         came += [(case_of[id(call)], call, why) for call, why in self.run.refused]
@@ -124,23 +124,23 @@ class MatrixRun:
 
     @cached_property
     def faults(self) -> dict[str, Fault]:
-        """The faults that show on some call, by name: outputs first."""
+        """The faults that any call shows, by name, outputs first."""
         every = faults_of(why for _, why in self.broken)
         return {name: fault for name, fault in every.items() if any(shows(fault, came) for _, _, came in self.came)}
 
     @property
     def other(self) -> tuple[AttentionCall, Fault] | None:
-        """The smallest call on which something is wrong besides outputs, and what tells it; None where outputs are, or nothing."""
+        """The smallest call with a fault other than wrong outputs, and the fault, or None if outputs are wrong or nothing is."""
         fault = next(iter(self.faults.values()), None)
         if fault is None or OUTPUT in self.faults:
             return None
         return next((call, fault) for _, call, came in self.came if shows(fault, came))
 
     def findings(self, experiments: Mapping[str, Experiments] = NO_EXPERIMENTS) -> list[Finding]:
-        """List what is wrong: the bugs first, then how the kernel broke its contract.
+        """List the findings: bugs first, then breaches of the contract.
 
         Args:
-            experiments: what they found, by fault. What is said of outputs holds on their calls too.
+            experiments: their results by fault. Findings about outputs hold on their calls too.
         """
         again, outside = self.again, list[Finding]()
         findings = [*self._bugs(experiments.get(OUTPUT, NOTHING_TRIED)), *self._breaches(experiments)]
@@ -159,14 +159,14 @@ class MatrixRun:
             outside.append(_tried(_outside(how, counted(number, "call"), call, again), experiments.get(OUTSIDE)))
         if read := over_reads(self.guard.ask, self.run.results):
             outside.append(_outside(read[1], "calls that are out of bounds", read[0], again))
-        # Memory that is not its own changes between calls: that its answers do too is evidence of it, and no state that it keeps.
+        # Foreign memory changes between calls, so changing answers are evidence of reading it, not of kept state.
         changing = [finding for finding in findings if outside and finding.id in (STATE_KEPT, NONDETERMINISM)]
         for finding in changing:
             outside[0] = also(outside[0], finding)
         return [*(finding for finding in findings if finding not in changing), *outside]
 
     def _bugs(self, experiments: Experiments) -> list[Finding]:
-        """Diagnose the computed cases; what is said holds on the calls of experiments too."""
+        """Diagnose the computed cases; findings hold on the calls of experiments too."""
         rule = experiments.tried.rule if experiments.tried else ()
         results, drawn = list(self.run.results), [result for _, result in experiments.kept]
         if not any(prop.feature == "layer" for prop in rule):
@@ -193,8 +193,8 @@ class MatrixRun:
         """List the conditions of a pass that were not tested.
 
         Args:
-            asked: the phases that were asked for.
-            excluded: how many cases the declaration excludes.
+            asked: the requested phases.
+            excluded: the number of cases that the declaration excludes.
             skips_bfloat16: whether bfloat16 may be left out where Triton's interpreter cannot compute it.
         """
         left = len(self.asked)
@@ -203,20 +203,20 @@ class MatrixRun:
         claimed = [case for case, _ in self.made if not (case.beyond or case.name in skipped)]
         return (
             *_untested(asked, self.guard.assay, [result.call for result in self.run.results]),
-            *[f"its declaration excludes {excluded} of {excluded + left} calls that were asked for"] * hardly,
+            *[f"its declaration excludes {excluded} of {excluded + left} requested calls"] * hardly,
             *_refused_too_much(claimed, self.computed),
         )
 
 
 def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
-    """Say in a finding the condition that was tried, if there is one."""
+    """Add the condition from experiments to a finding, if there is one."""
     if experiments is None or (tried := experiments.tried) is None or not (tried.rule or tried.context):
         return finding
     counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
     return finding.model_copy(
         update={
             "where": f"{finding.where}, only where {words(tried.rule, tried.context)}",
-            "evidence": (*finding.evidence, f"the condition was tried on calls that were drawn to refute it: {counts}"),
+            "evidence": (*finding.evidence, f"the condition was tested on calls drawn to refute it: {counts}"),
         }
     )
 
@@ -237,12 +237,12 @@ def not_endured(call: AttentionCall, how: str, again: str) -> Finding:
 
 
 def state_kept(findings: Sequence[Finding], calls: Sequence[str], times: int, again: str) -> list[Finding]:
-    """Put a state that was shown in fresh processes first, in place of what was said of outputs that depend on it.
+    """Put the finding of kept state, shown in fresh processes, first; it replaces findings about outputs that depend on it.
 
     Args:
-        findings: of the check.
-        calls: the calls, in words: the last is right alone, and wrong after the others.
-        times: the run of the last in which it is wrong, where it is made alone.
+        findings: the findings of the check.
+        calls: descriptions of the calls: the last is correct alone, and wrong after the others.
+        times: the run in which the last call is wrong if it is made alone.
         again: a command that repeats the check.
     """
     if times > 1:
@@ -274,7 +274,7 @@ def keeps_state(findings: Sequence[Finding]) -> bool:
 
 
 def only_of_chance(findings: Sequence[Finding], shown: bool) -> list[Finding]:
-    """Leave out that a kernel keeps state, where it is not deterministic; or call that nondeterminism, where that is `shown`."""
+    """Drop the finding of kept state if the kernel is not deterministic; if that is `shown`, rename it to nondeterminism."""
     if any(finding.id == NONDETERMINISM for finding in serious(findings)):
         return [finding for finding in findings if finding.id != STATE_KEPT]
     title = {"id": NONDETERMINISM, "title": TITLES[NONDETERMINISM]}
@@ -282,7 +282,7 @@ def only_of_chance(findings: Sequence[Finding], shown: bool) -> list[Finding]:
 
 
 def shape_in(case: Case, call: AttentionCall) -> Shape:
-    """Return the shape of a case; as far as it can be seen in its call, where that was not drawn."""
+    """Return the shape of a case, or the part that its call shows if the call was not drawn."""
     return case.shape or shape_of(call)
 
 
@@ -308,8 +308,8 @@ def example(call: AttentionCall) -> str:
 def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
     """Move all calls to the layer of most of them, unless the calls are spread over layers.
 
-    A diagnosis looks at each layer by itself, and so would see in a few calls of another layer a bug of their own. Where that layer
-    is right, they are moved to one that is not, so that a finding does not accuse it.
+    A diagnosis looks at each layer separately, so a few calls of another layer would seem to have a separate bug. If the common
+    layer is correct, calls are moved to a wrong one, so that a finding does not accuse it.
     """
     [(layer, most)] = Counter(result.call.layer for result in results).most_common(1) or [(0, 0)]
     if most < _ONE_LAYER * len(results):
@@ -342,7 +342,7 @@ def _untested(asked: Sequence[str], declared: Declaration, calls: Sequence[Atten
 
 
 def _refused_too_much(made: Sequence[Case], computed_cases: Sequence[Case]) -> list[str]:
-    """List what a kernel refused too much of: values of an axis without a computed call, and phases with too few."""
+    """List excessive refusals: values of an axis without a computed call, and phases with too few."""
     computed = [case.condition for case in computed_cases if not case.beyond]
     missing = []
     for phase in dict.fromkeys(case.condition["phase"] for case in made):
@@ -358,7 +358,7 @@ def _refused_too_much(made: Sequence[Case], computed_cases: Sequence[Case]) -> l
 
 
 def _never_computed(phase: str, asked: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[str]:
-    """List the values of each axis that a kernel refused in all calls of a phase; only the axis that it meant, if one tells."""
+    """List the values that a kernel refused in all calls of a phase: by the axis that explains the refusals, if there is one."""
     lost = [condition for condition in asked if condition not in computed]
     only = separating(lost, computed) if lost else []
     if len(only) == 1 and only[0].name in DECLARABLE:

@@ -1,4 +1,4 @@
-"""The coverage of a check: the values of each axis that calls had, the reach of the calls, and the gaps."""
+"""The coverage of a check: the values of each axis, the reach of the calls, and the gaps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VALUES: dict[str, Callable[[AttentionCall], object]] = {
     "layout": lambda call: call.spec.layout,
     "layer": lambda call: call.layer,
 }
-# Those of a case that was drawn, in words.
+# Axes of drawn cases, which have words as values.
 _DRAWN = ("data", "asked for")
 _TOKENS, _SEQUENCES = (1, *(4**power for power in range(2, 16))), tuple(8**power for power in range(1, 11))
 """Last number of each band of lengths, and of numbers of sequences."""
@@ -50,13 +50,13 @@ def coverage_of(
     """Determine what the computed calls cover.
 
     Args:
-        results: the cases that the kernel computed, with its outputs.
-        refused: cases that it did not compute, and why.
-        excluded: cases that its declaration excludes, and by what.
-        declined: what else its declaration leaves out.
-        left_out: cases that were not run, as the kernel was clearly wrong before.
-        runs: how many times the kernel ran.
-        kernel: the kernel. Of an adapted function, the parameters that no call passed are gaps.
+        results: the computed cases, with the kernel's outputs.
+        refused: the cases that it did not compute, and why.
+        excluded: the cases that its declaration excludes, and by what.
+        declined: further omissions of its declaration.
+        left_out: the cases that were not run because the kernel was already clearly wrong.
+        runs: the number of runs of the kernel.
+        kernel: the kernel. If it is an adapted function, parameters that no call passed are gaps.
     """
     cases, computed = [case for case, _ in results], [result.call for _, result in results]
     phases: dict[str, list[tuple[Case, AttentionCall]]] = {}
@@ -92,7 +92,7 @@ def coverage_of(
 
 
 def _reach(made: Sequence[tuple[Case, AttentionCall]]) -> Reach:
-    """List the lengths and the numbers of sequences of some of the calls, and how far they reach with which values."""
+    """List the lengths and the numbers of sequences of some calls, and their reach with each value."""
     lens = [pair for _, call in made for pair in zip(call.lens_q, call.prefixes, strict=True)]
     counts = [(call.lens_q, call.lens_k, (len(call.lens_q),)) for _, call in made]
     by_value, by_pair = met_with([values_of(case, call) for case, call in made], counts)
@@ -106,22 +106,22 @@ def _reach(made: Sequence[tuple[Case, AttentionCall]]) -> Reach:
 
 
 def values_of(case: Case, call: AttentionCall) -> dict[str, str]:
-    """Return the values of the axes that a pass names: of the call, and of the case where it was drawn."""
+    """Return the values of the axes that a pass names: from the call, and from the case if it was drawn."""
     values = {axis: str(value) for axis, value_of in _VALUES.items() if (value := value_of(call)) != ""}
     return values | {axis: case.condition[axis] for axis in _DRAWN if axis in case.condition}
 
 
 Counts = tuple[Iterable[int], Iterable[int], Iterable[int]]
-"""New tokens and keys of the sequences of a call, and how many it has."""
+"""The new tokens and keys of a call's sequences, and the number of sequences."""
 
 
 def met_with(
     values: Sequence[Mapping[str, str]], counts: Sequence[Counts]
 ) -> tuple[dict[str, dict[str, Met]], dict[str, Pairs]]:
-    """Determine how many tokens, keys and sequences calls had: with each value of an axis, and with all pairs of two axes.
+    """Determine the numbers of tokens, keys and sequences of calls with each value of an axis, and with all pairs of two axes.
 
     Args:
-        values: by axis, the value of each call.
+        values: each call's value by axis.
         counts: the counts of each call.
     """
     numbers: dict[tuple[tuple[str, str], ...], tuple[set[int], ...]] = {}
@@ -165,7 +165,7 @@ def _is_felt(result: CallResult) -> bool:
     effects = feature_effects(call, torch.arange(call.rows, device=call.q.device), truth(call))
     for effect in effects.values():
         sums = with_all_heads(effect.abs().sum(-1))
-        row = sums[:, -1].argmax()[None]  # the query that feels it most
+        row = sums[:, -1].argmax()[None]  # the most affected query
         own = sums[row].cpu()
         if not bool((own > bounds_of_queries(call, result.limits.family, row, own).cpu()).any()):
             return False
@@ -173,18 +173,18 @@ def _is_felt(result: CallResult) -> bool:
 
 
 def _by_numbers(value: str) -> tuple[object, ...]:
-    """Return a key that sorts numbers, and pairs of them in words, by size."""
+    """Return a key that sorts numbers, and texts with pairs of numbers, by size."""
     return [int(part) for part in re.findall(r"\d+", value)], value
 
 
 def _left_out(cases: Sequence[Case]) -> list[Gap]:
-    """Make the gap of cases that were not run, as the kernel was clearly wrong before."""
-    why = "not run, as the kernel was clearly wrong before; the matrix of size full is always run as a whole"
+    """Make the gap of cases that were not run because the kernel was already clearly wrong."""
+    why = "not run, since the kernel was already clearly wrong; the matrix of size full always runs completely"
     return [Gap(what="the rest of the matrix", why=why, calls=len(cases), example=cases[0].name)] if cases else []
 
 
 def _uncalled(kernel: object) -> list[Gap]:
-    """List the ways in which an adapted function cannot be called, by its own words, and the parameters that it was not passed."""
+    """List the ways in which an adapted function cannot be called, as it states them, and its parameters that no call passed."""
     gaps = [Gap(what=way, why=said) for way, said in getattr(kernel, "lacks", {}).items()]
     unpassed = getattr(kernel, "unpassed", ())
     return gaps + ([Gap(what=f"parameters {', '.join(unpassed)}", why="no call passes them")] if unpassed else [])
@@ -196,7 +196,7 @@ def _gaps(
     excluded: Sequence[tuple[Case, str]],
     declined: Sequence[str],
 ) -> list[Gap]:
-    """List the gaps: those that are declared first; refusals for one reason as one, with the values that separate them."""
+    """List the gaps, declared ones first; refusals for the same reason are one gap, with the values that separate them."""
     gaps = [Gap(what=what) for what in declined]
     for why, some in _by_reason([(case, why) for case, why in excluded]).items():
         gaps.append(Gap(what=why, calls=len(some), example=some[0].name))
@@ -228,9 +228,9 @@ def _by_reason(pairs: Sequence[tuple[Case, str]]) -> dict[str, list[Case]]:
 
 
 def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[axes.Split]:
-    """Find the axes that separate refused calls from computed ones, as a kernel may have meant it.
+    """Find the axes that separate refused calls from computed ones, as the kernel may have intended.
 
-    Of several that separate them equally well, that which a kernel can declare: dtype, head dim, cached prefix.
+    If several separate them equally well, prefer an axis that a kernel can declare: dtype, head dim, cached prefix.
     """
     for axis in axes.by_axis(refused, computed):
         if axis.name in DECLARABLE and axis.outside and not any(axes.holds([axis], case) for case in computed):
@@ -239,7 +239,7 @@ def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Condi
 
 
 def advice_on(axis: str, computed: Sequence[str]) -> str:
-    """Explain how a kernel declares the values of an axis that it computes; empty for what is not declared."""
+    """Explain how a kernel declares the values of an axis that it computes, or return "" for an axis that it cannot declare."""
     values = sorted(dict.fromkeys(computed), key=lambda value: (len(value), value) if value.isdecimal() else (0, value))
     if axis == "cached prefix" and set(values) == {"none"}:
         return "; declare what it supports: prefix=False"

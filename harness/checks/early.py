@@ -1,4 +1,4 @@
-"""The order of a matrix's calls, and the point at which a kernel is so clearly wrong that the others need not be made."""
+"""Orders a matrix's calls, and decides when a kernel is so clearly wrong that the remaining calls are not needed."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from assay.harness.attention.matrix import Case
 from assay.harness.localize.kernel_runs import CallResult
 
 _FEWEST, _SHARE = 48, 1 / 7
-"""Calls that are made in any case, and their share of all. In the small matrix they have each usual number of heads, head_dim
-and layout, and cached prefixes of up to 200 tokens, at a twentieth of the cost of all."""
-# Clearly wrong calls among them from which on the others need not be made.
+"""The calls that are always made: their number, and share of all. In the small matrix they have each usual number of heads,
+head_dim and layout, and cached prefixes of up to 200 tokens, at a twentieth of the total cost."""
+# With this many clearly wrong calls among them, the other calls are not needed.
 _WRONG = 16
-# Own error of a clearly wrong call, as a multiple of its bound.
+# The own error of a clearly wrong call is at least this multiple of its bound.
 _CLEARLY = 10.0
-# Tokens of a tile, by which a kernel's work on a call is counted.
+# Tokens of a tile, the unit of a kernel's work on a call.
 _TILE = 32
-# Keys of a sequence from which on a call is long.
+# A call is long if a sequence has more keys than this.
 _LONG = 1024
-# What any call costs, in tiles.
+# The overhead of a call, in tiles.
 _OVERHEAD = 8
 
 
 def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
-    """Order the calls as they are made: at each place that which shows most new conditions for what it costs.
+    """Order the calls: next comes the call that shows the most new conditions for its cost.
 
-    A condition is a value of an axis in a phase and dtype, with all, some or none of its sequences cached. Calls that show no new
-    one come later, the cheapest of them first; those with more than `_LONG` keys last, in falling order, so that shorter ones
-    follow longer ones, of which a kernel may keep partial results.
+    A condition is a value of an axis in a phase and dtype, with all, some or none of its sequences cached. Calls without a new
+    condition come later, cheapest first. Calls with more than `_LONG` keys come last, in descending order, so that shorter ones
+    follow longer ones, whose partial results a kernel may have kept.
     """
     numbers: dict[tuple[str, ...], int] = {}
     rows = []
@@ -55,7 +55,7 @@ def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
 
 
 def first_ones(made: Sequence[tuple[Case, AttentionCall]]) -> list[tuple[Case, AttentionCall]]:
-    """Return the calls that are made in any case, with their cases: those of a quick check."""
+    """Return the calls that are always made, with their cases: those of a quick check."""
     case_of = {id(call): case for case, call in made}
     return [(case_of[id(call)], call) for call in in_order(made)[: max(_FEWEST, int(_SHARE * len(made)))]]
 
@@ -74,11 +74,11 @@ def _cost(call: AttentionCall) -> float:
 def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: Sequence[Case]) -> bool:
     """Return True if further calls would not change a kernel's verdict.
 
-    At least `_WRONG` calls are wrong by a wide margin. Where it is wrong is then tried on calls that are made for that.
+    That is so if at least `_WRONG` calls are wrong by a wide margin. Experiments then find the conditions on their own calls.
 
     Args:
-        results: what it computed so far, the last of them new: where that is right, nothing has changed.
-        runs: how many calls were made so far, those that it refused included.
+        results: its results so far. Only the last is new: if it is correct, nothing has changed.
+        runs: the number of calls so far, including refused ones.
         cases: all cases of the matrix.
     """
     if runs < max(_FEWEST, _SHARE * len(cases)) or not results[-1][1].fails:

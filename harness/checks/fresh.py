@@ -1,9 +1,9 @@
-"""What a wrong kernel computes in a process of its own, which has made no call before.
+"""Runs failing calls of a kernel in fresh processes, to detect kept state.
 
-A kernel may keep state: a counter, a buffer that it uses again, a table that its first call fills. It is then wrong on a call after
-hundreds of others, and right where a user makes that call alone. So no test is printed that was not red in a fresh process; and
-where a call is right there, the shortest sequence is searched after which it is wrong: itself again, one earlier call, else a few,
-by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002).
+A kernel may keep state: a counter, a reused buffer, a table that its first call fills. It is then wrong on a call after hundreds
+of others, but correct if a user makes that call alone. So a printed test has always failed in a fresh process first. If a call is
+correct there, a search finds the shortest sequence after which it is wrong: the call itself again, one earlier call, or else a
+few, by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002).
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from assay.harness.schema import Part
 from assay.harness.text import one_line
 from assay.harness.verdict import Finding, serious, with_evidence
 
-# Fresh processes in which a call is made, each with other random numbers: where some are right, chance decides; and those in which
-# a sequence of calls is made again.
+# Fresh processes for a call, each with other random numbers: if only some are correct, chance decides; and processes to repeat a
+# sequence of calls.
 _RUNS, _AGAIN = 6, 3
-# CPU seconds of a search. On a GPU each process takes seconds to start, so their number is limited.
+# CPU seconds of a search, and most new processes on a GPU, where each takes seconds to start.
 _SECONDS, _SPAWNS = 10.0, 20
-# Seconds after which a process is ended that has not computed its calls, and the process of a search.
+# Time limits of a process for its calls, and of the process of a search.
 _ATTEMPT_S, _TOTAL_S = 30.0, 300.0
-# Bytes of the earlier calls that are tried: the largest are left out.
+# Most bytes of earlier calls to try: the largest are left out.
 _MOST_BYTES = 2**26
-# Repetitions of a call beyond the number of those before it, and those that are tried first; failing calls that are tried alone,
-# and those that are followed up.
+# Repetitions of a call beyond the number of earlier calls, and repetitions to try first; failing calls to try alone, and those to
+# follow up.
 _REPETITIONS, _FEW, _SUSPECTS, _SEARCHED = 64, 16, 6, 2
-# Checks of a kernel in one process, as of its single cases, after which fresh processes are tried.
+# Most checks of a kernel in one process, such as of its single cases, that try fresh processes.
 _MOST_CHECKS = 6
 _checks: Counter[str] = Counter()
 
 
 class _Shown(Part):
-    """What fresh processes showed of a failing call."""
+    """The outcome of a failing call in fresh processes."""
 
     kind: Literal["alone", "sequence", "chance", "unshown", "untried"]
     why: str = ""
@@ -79,18 +79,18 @@ def in_fresh_process(
     path: str,
     late: AttentionCall | None = None,
 ) -> tuple[Smallest, list[Finding]]:
-    """Make the smallest failing call in a process of its own; where it is right there, search what must come before.
+    """Make the smallest failing call in a fresh process; if it is correct there, search for the calls that must precede it.
 
     Args:
         smallest: the call, and its test.
         guard: the kernel.
         run: its results.
-        findings: what is wrong with it.
-        path: what the process imports it by; empty if nothing can.
+        findings: its findings.
+        path: the path by which the process imports it, or an empty string if it cannot be imported.
         late: a call on which it became wrong after many runs.
 
     Returns:
-        The calls with a test that fails in a fresh process, or without one; and the findings, with the state that was shown.
+        The calls with a test that fails in a fresh process, if there is one; and the findings, with kept state if shown.
     """
     varies = [finding for finding in serious(findings) if finding.id in (STATE_KEPT, NONDETERMINISM)]
     if not (smallest.words or varies):
@@ -117,7 +117,7 @@ def in_fresh_process(
 def _shown(
     smallest: Smallest, guard: Guard, run: KernelRun, path: str, late: AttentionCall | None, about: Finding
 ) -> _Shown:
-    """Try the smallest call, and search what must come before where it is right."""
+    """Try the smallest call; if it is correct, search for the calls that must precede it."""
     if not path:
         return _Shown(kind="untried", why="no other process can import the kernel")
     _checks[path] += 1
@@ -131,18 +131,18 @@ def _shown(
     again = _trial(source_of(shown.sources, guard, path, shown.times)(about))  # the test itself, in another new process
     if again.kind == "unshown":
         again = _Shown(
-            kind="unshown", why="wrong in one fresh process and right in another: what memory holds may decide"
+            kind="unshown", why="wrong in one fresh process and right in another: the contents of memory may decide"
         )
     return shown if again.kind == "alone" else again.model_copy(update={"words": shown.words[-1:]})
 
 
 def _ask(job: str, **given: Any) -> _Shown:
-    """Do a job of this module in a process of its own."""
+    """Do a job of this module in a separate process."""
     try:
         outcome = worker.run(
             worker.Job(f"{__name__}:{job}", given), limits=worker.Limits(total_s=_TOTAL_S), output=subprocess.DEVNULL
         )
-    except Exception as error:  # the kernel's own, as where its module needs what only this process has
+    except Exception as error:  # from the kernel, for example if its module needs this process
         return _Shown(kind="untried", why=one_line(str(error)))
     if isinstance(outcome, worker.Done):
         return _Shown.model_validate(outcome.result)
@@ -154,7 +154,7 @@ def _trial(source: str) -> _Shown:
 
 
 def alone(journal: worker.Journal, source: str) -> _Shown:
-    """Run a test, in some forks of this process: the job of `_trial`. On a GPU it runs here, since no fork can use that."""
+    """Run a test in several forks of this process: the job of `_trial`. On a GPU it runs here, since forks cannot use the GPU."""
     from assay.harness.checks.check import why_wrong
 
     module: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def alone(journal: worker.Journal, source: str) -> _Shown:
             module["test_the_kernel_is_correct"]()
         except AssertionError:
             return True
-        except AssayError as error:  # it breaks its contract, unless it could not be asked
+        except AssayError as error:  # it breaks its contract, unless it could not be run
             return not isinstance(error, UsageError)
         return False
 
@@ -183,7 +183,7 @@ def alone(journal: worker.Journal, source: str) -> _Shown:
 
 
 def _of_runs(red: Sequence[object]) -> _Shown:
-    """Tell what the same call in several fresh processes shows: whether it was wrong in each, None where no answer came."""
+    """Summarize the same call in several fresh processes: each was wrong (True), correct (False) or gave no answer (None)."""
     if None in red:
         return _Shown(kind="untried", why="the kernel ended the process, or did not return")
     if all(red):
@@ -193,7 +193,7 @@ def _of_runs(red: Sequence[object]) -> _Shown:
 
 
 def _searched(guard: Guard, run: KernelRun, path: str, late: AttentionCall | None) -> _Shown:
-    """Search the calls after which one is wrong, in a process of its own that forks others."""
+    """Search for the calls after which a call is wrong, in a separate process that forks others."""
     made = list(run.made or (result.call for result in run.results))
     place = {id(call): at for at, call in enumerate(made)}
     failing = [result.call for result in run.results if result.fails]
@@ -232,18 +232,18 @@ def search(
     fails: bool,
     runs: int,
 ) -> _Shown:
-    """Search the shortest sequence of calls after which a call is wrong: the job of `_searched`.
+    """Search for the shortest sequence of calls after which a call is wrong: the job of `_searched`.
 
     Args:
-        journal: nothing is written to it.
-        kernel: its name.
-        noise: quantisation whose noise is allowed.
+        journal: unused.
+        kernel: the kernel's name.
+        noise: the quantisation whose noise is allowed.
         file: the calls in the order in which they were made.
-        device: where they are made.
-        suspects: places of those that were wrong.
-        dims: head dims to try.
-        fails: whether they were wrong when they were made first; else they were wrong after all others.
-        runs: how often the kernel had run.
+        device: the device for the calls.
+        suspects: the indices of the wrong calls.
+        dims: the head dims to try.
+        fails: whether they were wrong when first made; otherwise they were wrong after all others.
+        runs: the number of earlier runs of the kernel.
     """
     _, loaded = named(kernel)
     with few_threads(()):
@@ -264,19 +264,19 @@ def search(
         except _ChanceError as error:
             return _Shown(kind="chance", why=str(error), words=(describe(made[at]),))
     if fresh.unanswered:
-        why = f"right alone, in a fresh process; what must come before was not found in {fresh.attempts} attempts"
+        why = f"right alone, in a fresh process; the calls that must precede it were not found in {fresh.attempts} attempts"
     else:
         why = f"right in a fresh process, alone and after {len(before)} earlier calls: chance or the number of calls decides"
     return _Shown(kind="unshown", why=why, words=(describe(made[at]),))
 
 
 class _ChanceError(Exception):
-    """The same calls give other answers in another fresh process."""
+    """The same calls give different answers in different fresh processes."""
 
 
 @dataclass
 class _Fresh:
-    """Fresh processes of a kernel: forks of this one, which has imported it and made no call; on a GPU, new ones."""
+    """Fresh processes of a kernel: forks of this one, which has imported it but made no call; on a GPU, new processes."""
 
     name: str
     kernel: Kernel
@@ -295,9 +295,10 @@ class _Fresh:
         return _RUNS if self.forks else 1
 
     def first_wrong(self, calls: Sequence[AttentionCall], seed: int = 0) -> int | None:
-        """Make calls in a fresh process; return the place of the first that is the last of them and wrong, or -1.
+        """Make calls in a fresh process.
 
-        None where no answer came, or the budget is spent.
+        Returns:
+            The index of the first wrong occurrence of the last call, or -1; or None without an answer, or if the budget is spent.
         """
         cpu, wall = self._begun
         spent = _cpu() - cpu > _SECONDS or time.monotonic() - wall > _TOTAL_S / 2
@@ -313,7 +314,7 @@ class _Fresh:
         return answer if isinstance(answer, int) else None
 
     def surely(self, calls: Sequence[AttentionCall]) -> int:
-        """Return the same of several fresh processes.
+        """Return the common answer of several fresh processes.
 
         Raises:
             _ChanceError: their answers differ.
@@ -376,14 +377,14 @@ def _first_wrong(kernel: Kernel, declared: Declaration, calls: Sequence[Attentio
 
 
 def _seed(seed: int) -> None:
-    """Draw other numbers than another process: a kernel must not be taken for one that keeps state since forks draw alike."""
+    """Seed differently from other processes: if forks drew alike, a random kernel would seem to keep state."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 def _forked(work: Callable[[], object]) -> object:
-    """Do something in a fork of this process; return None if it raised, or did not return in time."""
+    """Do work in a fork of this process; return None if it raised, or did not return in time."""
     read, write = os.pipe()
     if not (process := os.fork()):
         try:
@@ -400,7 +401,7 @@ def _forked(work: Callable[[], object]) -> object:
 
 
 def _cpu() -> float:
-    """Return the CPU time of this process and of those that it has waited for, in seconds."""
+    """Return the CPU time of this process and of its finished children, in seconds."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -408,10 +409,10 @@ def _cpu() -> float:
 def _sequence(
     fresh: _Fresh, call: AttentionCall, before: Sequence[AttentionCall], times: int
 ) -> list[AttentionCall] | None:
-    """Find a short sequence of calls after which a call is wrong that is right alone, or None.
+    """Find a short sequence of calls that ends with a call that is correct alone but wrong in it, or return None.
 
-    First the call itself again; then an earlier one, of which the first may decide for all, and of the others the first is
-    sought that changes what follows; then as few of all as suffice.
+    First try the call itself again; then one earlier call (the very first may decide for all, or else the first that changes
+    later ones); then as few of all as suffice.
     """
     if (at := fresh.surely([call] * min(times, _FEW))) > 0:
         return [call] * (at + 1)
@@ -434,7 +435,7 @@ def _sequence(
 def _fewest(
     items: Sequence[AttentionCall], fails: Callable[[Sequence[AttentionCall]], bool]
 ) -> Sequence[AttentionCall]:
-    """Take away what is not needed, in ever smaller parts: delta debugging."""
+    """Remove unnecessary items in ever smaller parts: delta debugging."""
     parts = 2
     while len(items) > 1:
         size = -(-len(items) // parts)
@@ -451,7 +452,7 @@ def _fewest(
 
 
 def _smallest(fresh: _Fresh, calls: Sequence[AttentionCall], dims: Collection[int]) -> _Shown:
-    """Make the calls of a sequence smaller, and write them; where one of them fails alone, that one."""
+    """Shrink the calls of a sequence, and write them; if one of them fails alone, write only that one."""
     alike, calls = len({id(call) for call in calls}) == 1, list(calls)
     if not alike:
         for call in calls[:-1]:

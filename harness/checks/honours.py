@@ -1,9 +1,9 @@
-"""Which attributes of a layer attention backends honour, SGLang's and vLLM's on a CPU: measured, as kernels without a server.
+"""Measures which attributes of a layer the attention backends of SGLang and vLLM (on a CPU) honour, as kernels without a server.
 
-A backend is handed whatever a layer asks for. It may compute that (*honours*), raise an error that names it (*refuses*), fail in
-another way (*crashes*), return attention without it (*ignores*), or return something else (*wrong*). Which of these it does is read
-off its output: attention in float64 with the attribute, without it, and in ways that are known to be mistaken for it, such as a
-window of one key fewer.
+A backend receives everything that a layer asks for. It may compute that (*honours*), raise an error that names it (*refuses*),
+fail in another way (*crashes*), return attention without it (*ignores*), or return something else (*wrong*). Its output decides
+which: it is compared with attention in float64 with the attribute, without it, and with common mistakes, such as a window of one
+key fewer.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ PHASES: dict[str, list[tuple[int, int]]] = {
     "decode": [(1, 50), (1, 19)],
     "verification": [(5, 40), (5, 20)],
 }
-"""(new tokens, cached prefix) of each sequence, by phase. Backends take another path in each."""
+"""(new tokens, cached prefix) of each sequence, by phase. Backends use a different code path in each."""
 _LONG = {"prefill": (345, 0), "prefill with a cached prefix": (9, 340), "decode": (1, 340), "verification": (5, 340)}
-"""A sequence that a long call has besides: more keys than two tiles of 128."""
+"""An additional sequence of long calls: more keys than two tiles of 128."""
 _HEADS = 4, 2
 _Shape = tuple[str, int, bool]
 """Dtype and head_dim of a call, and whether it is long."""
 SHAPES: tuple[_Shape, ...] = (("float16", 64, False), ("bfloat16", 128, True))
-"""Those in which each attribute is measured where no model is named."""
-# In place of a dtype that assay cannot compute here, as bfloat16 in Triton's interpreter.
+"""The shapes in which each attribute is measured if no model is named."""
+# Replaces a dtype that assay cannot compute here, such as bfloat16 in Triton's interpreter.
 _ELSE = "float16"
 _MOST_HEAD_DIM = 256
 _WINDOW, _SCALE = 8, 2.0**-9
-# Relative distance of numbers with ten bits of mantissa, as of `torch.finfo.eps`.
+# Relative distance of numbers with ten bits of mantissa, like `torch.finfo.eps`.
 _TF32 = 2.0**-10
-# A computation is told from others by its error, relative L1 of the worst query and head: that of a right one is at most so many
-# roundings of the output's dtype. With the attribute and without it differ by 14 % or more.
+# The error (relative L1 of the worst query and head) of a correct computation is at most this many roundings of the output's
+# dtype. Outputs with and without an attribute differ by 14 % or more.
 _ROUNDINGS = 8
-# Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does.
+# Attributes that assay does not accept in a backend as a kernel, so that no test of a call can show its behaviour.
 _BESIDE_THE_CONTRACT = ("not causal",)
-# Begins the names of vLLM's backends.
+# Prefix of the names of vLLM's backends.
 _VLLM = "vllm:"
 
 _Change = Callable[[AttentionCall], AttentionCall]
@@ -71,23 +71,23 @@ class _Attribute:
     """Something that a layer can ask of a backend."""
 
     name: str
-    # Who asks for it.
+    # Models or options that ask for it.
     about: str
-    # An error that refuses it has one of these words.
+    # An error that refuses it contains one of these words.
     words: tuple[str, ...]
-    # What a call asks for, by field of `CallSpec`, and what else the layer asks for.
+    # The call's requests, by field of `CallSpec`, and the layer's other requests.
     spec: Mapping[str, Any] = field(default_factory=dict)
     layer: LayerRequest = field(default_factory=LayerRequest)
     # Changes the data of a call that asks for it.
     prepare: _Change = lambda call: call
-    # Tokens per page of the KV pool, and the dtype of q, k and v where it is what is asked for.
+    # Tokens per page of the KV pool, and the dtype of q, k and v if the attribute is a dtype.
     page: int = 1
     dtype: str = ""
-    # What else a backend may compute, in words; "" names what it computes if it ignores the attribute.
+    # Mistakes that a backend may make, by description; "" is attention without the attribute.
     mistaken: Mapping[str, _Change] = field(default_factory=dict)
     # Phases in which a layer may ask for it.
     phases: Sequence[str] = tuple(PHASES)[:3]
-    # Largest error of a right computation, where it is not that of rounding to the output's dtype.
+    # Largest error of a correct computation, if not that of rounding to the output's dtype.
     limit: float | None = None
 
 
@@ -100,13 +100,13 @@ def _with_window(window: int, call: AttentionCall) -> AttentionCall:
 
 
 def _small(call: AttentionCall) -> AttentionCall:
-    """Make k and v what the pool stores exactly with their scale, and hardly at all without: FP8 has no numbers as small."""
+    """Change k and v so that the pool stores them exactly with their scale, and hardly at all without: FP8 cannot be as small."""
     k, v = ((x.to(torch.float8_e4m3fn).to(x.dtype)) * _SCALE for x in (call.k, call.v))
     return replace(call, k=k, v=v).with_spec(scale=call.scale / _SCALE)
 
 
 def _unscaled(everywhere: bool, call: AttentionCall) -> AttentionCall:
-    """Store k and v without their scale: those of the cached prefix, or of all tokens."""
+    """Store k and v of the cached prefix, or of all tokens, without their scale."""
     stored = torch.cat(
         [torch.arange(n) < (n if everywhere else p) for n, p in zip(call.lens_k, call.prefixes, strict=True)]
     )
@@ -116,7 +116,7 @@ def _unscaled(everywhere: bool, call: AttentionCall) -> AttentionCall:
 
 
 def _latent(call: AttentionCall) -> AttentionCall:
-    """Make the call one of absorbed latent attention."""
+    """Turn the call into absorbed latent attention."""
     return latent_call(list(zip(call.lens_q, call.prefixes, strict=True)), call.q.dtype, call.q.device.type)
 
 
@@ -171,13 +171,13 @@ def measure(
     note: Callable[[str], None] = lambda backend: None,
     model: tuple[str, int] | None = None,
 ) -> Honours:
-    """Measure backends, each in a process of its own: one that crashes leaves the others alone.
+    """Measure backends, each in a separate process, so that a crash does not affect the others.
 
     Args:
         backends: names, as SGLang registers them.
-        attributes: names of `ATTRIBUTES`; None for all.
-        note: is called with the name of each before it runs.
-        model: dtype and head_dim in which they are measured; None for those of `SHAPES`.
+        attributes: names of `ATTRIBUTES`, or None for all.
+        note: called with the name of each backend before it runs.
+        model: dtype and head_dim to measure in, or None for `SHAPES`.
     """
     interpret_without_gpu()
     results = []
@@ -192,7 +192,7 @@ def measure(
 
 
 def _contained(backend: str, attributes: Collection[str] | None, model: tuple[str, int] | None = None) -> BackendResult:
-    """Measure one backend in a process of its own, and in another one from where it ends that: FlashAttention calls `exit`."""
+    """Measure one backend in a separate process, and continue in another if it ends that: FlashAttention calls `exit`."""
     known: dict[tuple[str, str], Measured] = {}
     asked = None if attributes is None else sorted(attributes)
 
@@ -226,14 +226,14 @@ def measure_backend(
     """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape.
 
     Args:
-        journal: gets each result as the event "measured".
+        journal: receives each result as the event "measured".
         backend: name, as SGLang registers it.
-        attributes: names of `ATTRIBUTES`; None for all.
-        known: attributes and phases that are left out.
-        model: as in `measure`.
+        attributes: names of `ATTRIBUTES`, or None for all.
+        known: attributes and phases to skip.
+        model: see `measure`.
 
     Returns:
-        Why it cannot be measured; empty if it can.
+        The reason why it cannot be measured, or an empty string if it can.
     """
     interpret_without_gpu()
     of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{_VLLM}CPU_MLA")
@@ -256,14 +256,14 @@ def measure_backend(
 
 
 def _shapes_of(model: Sequence[Any] | None) -> tuple[_Shape, ...]:
-    """Return the shapes in which a model's attributes are measured; those of no model where it has none that can be."""
+    """Return the shapes for measuring a model's attributes, or the default ones if its own cannot be measured."""
     dtype, head_dim = model or ("", 0)
     known = dtype in ("float16", "bfloat16", "float32") and 0 < head_dim <= _MOST_HEAD_DIM
     return ((dtype, head_dim, False), (dtype, head_dim, True)) if known else SHAPES
 
 
 def _measured(backend: str, attribute: _Attribute, phase: str, shapes: Sequence[_Shape]) -> Measured:
-    """Measure an attribute in a phase: the worst of all shapes, and which it is where another one is better."""
+    """Measure an attribute in a phase: return the worst result of all shapes, and name its shape if another one is better."""
     try:
         made = _made(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
     except (KernelRefused, ImportError) as error:
@@ -291,13 +291,13 @@ def _measured(backend: str, attribute: _Attribute, phase: str, shapes: Sequence[
 
 
 def _made(backend: str) -> NativeKernel | vllm.NativeKernel:
-    """Make the kernel that a backend is. Raises what `kernel` does."""
+    """Make the kernel of a backend. Raises like `kernel`."""
     of_vllm = backend.startswith(_VLLM)
     return vllm.kernel(backend.removeprefix(_VLLM)) if of_vllm else kernel(backend)
 
 
 def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, layer: LayerRequest) -> Tensor:
-    """Have a backend compute a call for a layer; raises a NotImplementedError where it has no parameter for what that asks for."""
+    """Have a backend compute a call for a layer; raise a NotImplementedError if it has no parameter for a request."""
     if not isinstance(backend, vllm.NativeKernel):
         return backend.attempt(call, layer)
     if layer.stored:
@@ -313,14 +313,14 @@ def _attempt(
     phase: str,
     shape: _Shape,
 ) -> Measured:
-    """Run a backend on a call that asks for an attribute, and tell what it computed."""
+    """Run a backend on a call that asks for an attribute, and classify its output."""
     call = _call(attribute, phase, shape)
     of = Shape(dtype=shape[0], head_dim=call.q.shape[2], keys=max(call.lens_k))
     measured = partial(Measured, attribute=attribute.name, phase=phase, shapes=(of,))
     try:
         out = _output(backend, call, attribute.layer)
-    except Exception as raised:  # a backend raises whatever it likes
-        if refusal := refusal_behind(raised):  # of assay's own, as where Triton's interpreter is wrong
+    except Exception as raised:  # a backend may raise anything
+        if refusal := refusal_behind(raised):  # from assay, for example because Triton's interpreter is wrong
             return measured(state="not measured", says=one_line(str(refusal), 160))
         return measured(state="refuses" if _names(raised, attribute) else "crashes", says=_said(raised))
     error = _error(out, oracle(call))
@@ -343,7 +343,7 @@ def _call(attribute: _Attribute, phase: str, shape: _Shape) -> AttentionCall:
 
 
 def _error(out: Tensor, truth: Tensor) -> float:
-    """Return the relative L1 error of the worst query and head; infinite if a number is not finite."""
+    """Return the relative L1 error of the worst query and head, or infinity if a number is not finite."""
     errors = (out.double() - truth).abs().mean(-1) / truth.abs().mean(-1)
     return float(errors.max()) if bool(errors.isfinite().all()) else float("inf")
 
@@ -353,16 +353,16 @@ def _said(error: Exception) -> str:
 
 
 def _names(error: Exception, attribute: _Attribute) -> bool:
-    """Return True if an error is a refusal of the attribute: an error on purpose that names it.
+    """Return True if an error is a refusal of the attribute: a deliberate error that names it.
 
-    A `TypeError` for an argument that a function does not have names it too, and is no refusal.
+    A `TypeError` for an unknown argument names it too, but is not a refusal.
     """
     on_purpose = isinstance(error, (NotImplementedError, AssertionError, ValueError, RuntimeError))
     return on_purpose and any(word in str(error).lower() for word in attribute.words)
 
 
 def _test(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, phase: str, shape: _Shape) -> str:
-    """Write a test of a call with which a backend does not honour an attribute."""
+    """Write a test with a call for which a backend does not honour an attribute."""
     spec = {"phase": "decode" if phase == "decode" else "extend", **attribute.spec}
     words = ", ".join(f"{name}={value!r}" for name, value in spec.items())
     dtype, head_dim, is_long = shape

@@ -1,13 +1,13 @@
-"""`check` and `replay` in a process of their own, as the commands, tests and notebooks have them.
+"""`check` and `replay` in a separate process, for the commands, tests and notebooks.
 
-A kernel can end its process, crash it, or compute forever. Its process writes these events to its journal, so that what it had
-computed before counts:
+A kernel can end its process, crash it, or compute forever. Its process writes these events to its journal, so that earlier
+results count:
 
-- "asked": kernel, cases (how many), again. The check knows its calls.
-- "runs": done, total. The kernel has run so often, of so often in all.
+- "asked": kernel, cases (their number), again. The check knows its calls.
+- "runs": done, total. The number of runs so far, and in total.
 - "computed": case, condition, fails, own, bound. A case of the matrix was computed.
-- "stands": result, reading. The result as it would be if nothing followed, and whether the kernel is now read.
-- "case": name, result. One of several cases was checked by itself.
+- "stands": result, reading. The result if nothing followed, and whether a read-out begins now.
+- "case": name, result. One of several cases was checked separately.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ def check(
     on_event: worker.OnEvent = lambda event: None,
     **options: Unpack[MatrixOptions],
 ) -> KernelResult:
-    """Run a kernel on the op-level matrix, in a process of its own, and compare every output with the oracle.
+    """Run a kernel on the op-level matrix in a separate process, and compare every output with the oracle.
 
-    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them states it.
-    If the kernel ends its process, what was computed before decides. A function that only this process has, as one within a test,
-    runs here, and can end this process.
+    If there are serious findings, a read-out probes the kernel with further calls, and the first finding describes its operator.
+    If the kernel ends its process, the results before that decide. A function that exists only in this process, such as one
+    within a test, runs here, and can end this process.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
-        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
-        case: run only cases whose name contains this; None for all.
+        noise: the quantisation whose noise is allowed, such as "int8_qk", or None for the kernel's declaration.
+        case: run only cases whose name contains this, or None for all.
         again: a command that repeats the check, for the findings; by default built from the arguments.
-        calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
-            2,000 with the full matrix, and for none but the matrix where `case` is given.
-        read_out: most seconds that reading a wrong kernel takes, 0 not to read it. None for 30 s.
-        on_event: is called with each event of the journal; see `assay.harness.checks.jobs`.
+        calls: total runs of the kernel, including the matrix; the rest repeat one cheap call of each phase. None means 1,000, or
+            2,000 with the full matrix, or only the matrix if `case` is given.
+        read_out: most seconds for the read-out of a wrong kernel, or 0 to skip it. None means 30 s.
+        on_event: called with each event of the journal; see `assay.harness.checks.jobs`.
         options: `phases`, `dtypes`, `size`, `device`, `head_dims`, `like` and `seed` of the matrix; see `MatrixOptions`.
 
     Raises:
@@ -77,17 +77,17 @@ def replay(
     read_out: float | None = None,
     on_event: worker.OnEvent = lambda event: None,
 ) -> KernelResult:
-    """Run a kernel on recorded calls, in a process of its own, and name what is wrong with it.
+    """Run a kernel on recorded calls in a separate process, and diagnose it.
 
-    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and what the
-    kernel was observed to compute on further calls, if that gives the wrong outputs of the recorded ones too.
+    If there are serious findings, a read-out follows: the first finding shows the weights of the smallest failing call, and the
+    operator inferred from further calls if that explains the wrong outputs of the recorded ones too.
 
     Args:
         pack: folder of a replay pack.
         candidate: a published kernel, or ``module:function``.
         reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
-        read_out: most seconds that reading a wrong kernel takes, 0 not to read it. None for 30 s.
-        on_event: is called with each event of the journal; see `assay.harness.checks.jobs`.
+        read_out: most seconds for the read-out of a wrong kernel, or 0 to skip it. None means 30 s.
+        on_event: called with each event of the journal; see `assay.harness.checks.jobs`.
 
     Raises:
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
@@ -103,7 +103,7 @@ def _result(outcome: worker.Outcome) -> KernelResult:
 
 
 def _run(job: str, kernel: str | Kernel, given: dict[str, Any], on_event: worker.OnEvent) -> worker.Outcome:
-    """Do a job of this room with a kernel: in a process of its own if that can import it, else here."""
+    """Do a job of this package with a kernel: in a separate process if that can import it, otherwise here."""
     __tracebackhide__ = True
     if not isinstance(kernel, str):
         from assay.harness.attention.kernels import exits_raised
@@ -111,13 +111,13 @@ def _run(job: str, kernel: str | Kernel, given: dict[str, Any], on_event: worker
 
         name, _ = named(kernel)
         if not _importable(name):
-            with exits_raised():  # with status 0, its exit would be a pass
+            with exits_raised():  # an exit with status 0 would look like a pass
                 module, _, function = job.partition(":")
                 run = getattr(importlib.import_module(f"{__package__}.{module}"), function)
                 done = run(kernel, **given, journal=worker.Journal(on_event))
             return worker.Done(done and done.model_dump())
         kernel = name
-    # Threads of OpenMP that wait burn a CPU: on two busy cores, a right kernel took 19 s of CPU, and takes 3 s.
+    # Waiting OpenMP threads burn CPU time: without this, a correct kernel took 19 s instead of 3 s on two busy cores.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
     return worker.run(
         worker.Job(f"{__package__}.{job}", {"kernel": kernel, **given}), on_event=on_event, environment=environment
@@ -132,28 +132,28 @@ def _importable(name: str) -> bool:
 
 
 def _as_json(options: MatrixOptions) -> dict[str, Any]:
-    """Return the options as JSON: dtypes as their names."""
+    """Return the options as JSON, with dtypes as names."""
     dtypes = options.get("dtypes")
     return {**options, "dtypes": None if dtypes is None else [str(dtype).removeprefix("torch.") for dtype in dtypes]}
 
 
 def ended_early(how: str, so: str) -> AssayError:
-    """Make the error that a kernel ended its process: how it did so, and what follows."""
+    """Make the error that a kernel ended its process, with the way it ended and the consequence."""
     return AssayError(
         f"The process that ran the kernel {how} before its work was done; {so}.",
         "a kernel that returns an output or raises an exception",
-        "see what it wrote. If it crashed, its own stack is there; if it was killed by SIGKILL, memory may have run out",
+        "see its output. If it crashed, the output has its stack; if it was killed by SIGKILL, memory may have run out",
     )
 
 
 def interrupted(outcome: worker.Crashed) -> KernelResult:
     """Make the result of a check or a replay whose process the kernel ended.
 
-    If a result stood, its verdict stands. If not, the cases before the end count: the kernel is wrong if one of them is, and has
-    no verdict otherwise.
+    If a result stood, its verdict stands. Otherwise the cases before the end count: the kernel is wrong if any of them is, and
+    has no verdict if none is.
 
     Raises:
-        AssayError: it ended before anything was asked of the kernel; or it was a replay, and none of its calls counts by itself.
+        AssayError: it ended before the kernel was asked for anything; or it was a replay, whose calls do not count separately.
     """
     end = f"{outcome.how} {f'in {outcome.during}' if outcome.during else 'outside of a call'}"
     for event in reversed(outcome.events):
@@ -184,7 +184,7 @@ def _of_those_before(asked: worker.Event, done: Sequence[worker.Event], how: str
         findings.append(
             Finding(
                 id=UNEXPLAINED, title="unexplained error", severity="serious", where=f"{len(wrong)} of {len(done)} calls",
-                diagnosis="the output is out of bounds; the process ended before it was known why",
+                diagnosis="the output is out of bounds; the process ended before the cause was known",
                 evidence=(
                     f"the worst error is {percent(worst['own'])} (rounding explains {percent(worst['bound'])}): {worst['case']}",
                     f"the process of the kernel {end}; {extent}",

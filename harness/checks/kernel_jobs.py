@@ -1,4 +1,4 @@
-"""The jobs of a run's kernel outside of a server, each in a process of its own: see `assay.worker`."""
+"""The jobs of a run's kernel outside of a server, each in a separate process: see `assay.worker`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from assay.harness.localize.raised import raised
 from assay.harness.localize.threads import few_threads
 from assay.worker import Journal
 
-# Calls of the matrix that are repeated, to see whether the kernel is deterministic: each is computed three times more.
+# Calls of the matrix to repeat, to test whether the kernel is deterministic: each runs three more times.
 _REPEATED = 6
-# Calls of a phase on all of which a kernel must raise before a run gives up without a server.
+# A run gives up without a server if a kernel raises on this many calls of a phase.
 _TRIED = 3
 
 
 def try_first(journal: Journal, candidate: str, matrix: Mapping[str, Any]) -> str:
-    """Explain why a kernel can serve nothing: what it raised on all of the smallest calls of a phase; empty if it did not.
+    """Return the exception that a kernel raised on all of the smallest calls of a phase, or an empty string if it can serve.
 
     Args:
-        journal: gets each call.
+        journal: receives each call.
         candidate: the kernel's name.
         matrix: the shape of the run's model; see `_cases`.
     """
@@ -56,11 +56,11 @@ def examine(
     """Examine the recorded calls of a run, and run the op-level matrix of its model: the events "cause" and "matrix".
 
     Args:
-        journal: gets each call, what stands before a wrong kernel is read, and both results.
+        journal: receives each call, the result before a read-out, and both results.
         candidate: the kernel's name.
-        cause: `pack`, `reproduce` and `served` of `replay_recorded`; None if that is done.
-        matrix: the shape of the run's model, see `_cases`; None if that is done.
-        shapes: what the calls of the matrix have in common.
+        cause: `pack`, `reproduce` and `served` of `replay_recorded`, or None if that is done.
+        matrix: the shape of the run's model (see `_cases`), or None if that is done.
+        shapes: a description of the common shape of the matrix's calls.
     """
     kernel, reader = _loaded(journal, candidate), Reader()
     if cause:
@@ -95,7 +95,7 @@ def _loaded(journal: Journal, candidate: str) -> Kernel:
 def _cases(
     kernel: Kernel, device: str, dtype: str, heads: Sequence[int], head_dim: int, tokens: int, asked: Sequence[str] = ()
 ) -> list[Case]:
-    """Make the matrix of a model: its (q heads, kv heads), its longest sequence in tokens, and what its layers ask for."""
+    """Make the matrix of a model from its (q heads, kv heads), its longest sequence in tokens, and its layers' requests."""
     q_heads, kv_heads = heads
     declared = declaration(kernel)
     of_model = (q_heads, kv_heads), head_dim, tokens
@@ -104,7 +104,7 @@ def _cases(
 
 
 def _raised(guard: Guard, call: AttentionCall) -> str:
-    """Describe what a kernel raises on a call, with the call, in words that follow "the kernel"; empty if it answers or refuses."""
+    """Describe a kernel's exception and the call, phrased to follow "the kernel", or return "" if it answers or refuses."""
     try:
         guard.ask(call, memory=False)
     except KernelRefused:

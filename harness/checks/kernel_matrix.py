@@ -1,4 +1,4 @@
-"""The calls of the op-level matrix that a kernel gets in a check: by its declaration and by the options."""
+"""Chooses the calls of the op-level matrix for a kernel's check, from its declaration and the options."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from assay.harness.attention.model_shapes import ASKED_BY, SHAPES
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
+from assay.harness.text import did_you_mean
 
 T = TypeVar("T")
 
 
 class MatrixOptions(TypedDict, total=False):
-    """The options that choose a kernel's calls. Where it may be None, that is the same as no value.
+    """The options that choose a kernel's calls. None, where allowed, means the default.
 
     Attributes:
         phases: phases to run; by default those that the kernel declares.
         dtypes: for example "bfloat16"; by default those that the kernel declares, of float16, bfloat16 and float32.
-        size: of the matrix, "small" or "full". A kernel that is clearly wrong is not run on all of the small one.
+        size: the size of the matrix, "small" or "full". The small one stops early if the kernel is clearly wrong.
         device: by default "cuda" if there is a GPU, else "cpu".
-        head_dims: head dims that the kernel must compute; by default those that it declares, or else 64 and 128. Others are then
-            tried as well: a kernel that raises on them does not cover them, but must not be wrong.
-        like: models whose shapes are added, for example "llama-3-8b"; by default the common ones in the full matrix.
-        seed: of the matrix; by default 0.
-        quick: whether one dtype and one head_dim are enough, and the kernel need not run again and again.
+        head_dims: head dims that the kernel must compute; by default those that it declares, or else 64 and 128. The default also
+            tries others: a kernel may raise on them, which leaves them uncovered, but must not be wrong.
+        like: models whose shapes to add, such as "llama-3-8b"; by default the common ones in the full matrix.
+        seed: the seed of the matrix; by default 0.
+        quick: whether to use only one dtype and one head_dim, without repeated runs.
     """
 
     phases: Sequence[str] | None
@@ -50,7 +51,7 @@ class MatrixOptions(TypedDict, total=False):
 
 
 def narrowed(declared: Declaration, options: MatrixOptions) -> MatrixOptions:
-    """Return the options of a quick check: one dtype and one head dim of those that these leave, the ones that take least."""
+    """Return the options of a quick check: the cheapest dtype and head dim that the given options allow."""
     cheap = "float32" if _checked_device(options.get("device")) == "cpu" else "bfloat16"
     dtypes = [dtype_name(each) for each in _asked(tuple(DTYPES), _asked(declared.dtypes, options.get("dtypes")))]
     dims = _asked(HEAD_DIMS, _asked(declared.head_dims, options.get("head_dims")))
@@ -86,12 +87,12 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
     """List the cases of a check of a kernel with this declaration.
 
     Args:
-        declared: the declaration; that of a kernel that declares nothing is `Declaration()`.
-        options: as in `check`.
+        declared: the declaration, or `Declaration()` for a kernel without one.
+        options: see `check`.
 
     Raises:
         TypeError: no such option.
-        UsageError: no such phase, dtype, size, device or model, or none that is both asked for and declared.
+        UsageError: no such phase, dtype, size, device or model, or none that is both requested and declared.
     """
     for name in options.keys() - MatrixOptions.__annotations__.keys():
         raise TypeError(f"unexpected option {name!r}; expected one of {', '.join(MatrixOptions.__annotations__)}")
@@ -109,7 +110,10 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
     for what, values, expected in known:
         for value in values:
             if value not in expected:
-                raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(expected)}", f"choose another {what}")
+                flag = "--like" if what == "model" else f"--{what}"
+                meant = "did you mean 'extend'?" if what == "phase" and value.startswith("pre") else ""
+                do = meant or did_you_mean(value, list(expected)) or f"give {flag} one of these, or leave it out"
+                raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(expected)}", do)
     return cases_of(
         tuple(asked),
         _checked_device(options.get("device")),
@@ -123,7 +127,7 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
 
 
 def declined(declared: Declaration, options: MatrixOptions) -> tuple[str, ...]:
-    """List what a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
+    """List the parts of the usual matrix that a declaration leaves out unless requested: "float32", "head_dim 128"."""
     dtypes = declared.dtypes if options.get("dtypes") is None else None
     dims = declared.head_dims if options.get("head_dims") is None else None
     lost = [dtype for dtype in DTYPES if dtypes is not None and dtype not in dtypes]
@@ -158,7 +162,7 @@ def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int 
 
 
 def _checked_device(device: str | None) -> str:
-    """Return the device of PyTorch that is named, or the default; raise a UsageError if it is not here."""
+    """Return the named PyTorch device, or the default; raise a UsageError if it does not exist here."""
     if device is None:
         return default_device()
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
@@ -166,7 +170,11 @@ def _checked_device(device: str | None) -> str:
             f"The device is {device!r}.", "cpu or cuda, or cuda:N for one of several GPUs", "name one of these"
         )
     if device.startswith("cuda") and default_device() == "cpu":
-        raise UsageError(f"The device is {device}, but no GPU was found.", "cpu", "omit the device")
+        raise UsageError(
+            f"The device is {device}, but PyTorch {torch.__version__} sees no GPU.",
+            "cpu, or a GPU that nvidia-smi lists, with a CUDA build of PyTorch",
+            "leave out --device, or install a CUDA build of PyTorch",
+        )
     if device.startswith("cuda:") and int(device[5:]) >= (count := torch.cuda.device_count()):
         raise UsageError(
             f"The device is {device}, but only {count} GPUs were found.", f"cuda:0 to cuda:{count - 1}", "name one"
@@ -175,7 +183,7 @@ def _checked_device(device: str | None) -> str:
 
 
 def declared_with(declared: Declaration, noise: str | None) -> Declaration:
-    """Return a declaration with the noise that is allowed: the one named, or its own where that is None.
+    """Return a declaration with the allowed noise: the named one, or its own for None.
 
     Raises:
         UsageError: no such noise.
@@ -187,7 +195,9 @@ def declared_with(declared: Declaration, noise: str | None) -> Declaration:
     except ValueError:
         parts = 'or parts such as "k:int8-token,v:e4m3-head"'
         raise UsageError(
-            f"The noise is {noise!r}.", f"one of {', '.join(filter(None, FAMILIES))}, {parts}", "choose another noise"
+            f"The noise is {noise!r}.",
+            f"one of {', '.join(filter(None, FAMILIES))}, {parts}",
+            did_you_mean(noise, list(filter(None, FAMILIES))) or "give --noise one of these, or leave it out",
         ) from None
     return replace(declared, noise=noise)
 

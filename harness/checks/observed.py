@@ -1,7 +1,7 @@
-"""Reads a wrong kernel, and adds what it was observed to compute to its findings.
+"""Runs the read-out of a wrong kernel, and adds the operator to its findings.
 
-This is the door of the read-out: no other module outside of it imports `assay.harness.readout`. Without that room nothing is read,
-and all else stays as it is.
+This is the entry point of the read-out: no other module outside of it imports `assay.harness.readout`. Without that package there
+are no read-outs, and everything else stays the same.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ else:
     _READS = True
 
 READ_OUT_S = 30.0
-"""Most seconds that reading a wrong kernel takes, unless the user says otherwise."""
+"""Most seconds for the read-out of a wrong kernel, by default."""
 _PICTURE_CALLS, _PICTURE_S = 300, 10.0
-"""Budget of reading one call for its picture."""
-# Most weights of a call that are read at once: 256 MB.
+"""The budget for reading one call for its picture."""
+# Most weights of a call to read at once: 256 MB.
 _MAX_WEIGHTS = 2**25
-# Relative error of a weight that is not shown where a quantisation is declared: INT8 scores are off by up to a few tenths.
+# With a declared quantisation, smaller relative errors of weights are not shown: INT8 scores are off by up to a few tenths.
 _NOISY_WEIGHT = 0.3
-# Read-outs that a `Reader` keeps: each holds the calls that it rests on.
+# Most read-outs that a `Reader` keeps: each holds its calls.
 _KEPT = 4
 
 
 @dataclass(frozen=True)
 class _Observed:
-    """The findings, of which the first serious one says what was read, and the read-out without its samples."""
+    """The findings, with the operator in the first serious one, and the read-out without its samples."""
 
     findings: tuple[Finding, ...]
     read: ReadOut | None = None
 
 
 class Reader:
-    """Reads wrong kernels.
+    """Runs the read-outs of wrong kernels.
 
     Args:
-        seconds: most time for each kernel; 0 to read none.
+        seconds: most time for each kernel, or 0 for no read-outs.
 
     Attributes:
-        last: what was read last, without its samples; None if nothing was.
+        last: the last read-out, without its samples, or None if there is none.
     """
 
     def __init__(self, seconds: float = READ_OUT_S) -> None:
@@ -72,7 +72,7 @@ class Reader:
         self.last: ReadOut | None = None
 
     def wants(self, findings: Sequence[Finding], results: Sequence[CallResult]) -> bool:
-        """Return True if a kernel is to be read: some output is wrong, rather than missing, and there is time."""
+        """Return True if a read-out is needed: some output is wrong, rather than missing, and there is time."""
         return (
             _READS
             and self.seconds > 0
@@ -87,24 +87,24 @@ class Reader:
         results: Sequence[CallResult],
         experiments: Experiments = NOTHING_TRIED,
     ) -> _Observed:
-        """Read a kernel whose findings want it.
+        """Run the read-out of a kernel if its findings need it.
 
         Args:
-            findings: of a check, or on recorded calls.
-            guard: the kernel, which may raise; one that ends its process or never returns does so here too. None if it cannot be
-                asked: then it is read from its outputs alone.
-            results: what it computed.
-            experiments: what they showed.
+            findings: the findings of a check, or on recorded calls.
+            guard: the kernel, which may raise; if it ends its process or never returns, it does so here too. None if it cannot be
+                run: then only its recorded outputs are used.
+            results: its results.
+            experiments: the results of experiments.
         """
         self.last = None
         if not self.wants(findings, results):
             return _Observed(tuple(findings))
         try:
-            kernel = guard and guard.asked_freely()  # what it writes beyond its tensors does no harm
+            kernel = guard and guard.asked_freely()  # writes beyond its tensors do no harm
             reading = read_out(
                 kernel, results, seconds=self.seconds, shapes=experiments.drawn(), tried=experiments.tried
             )
-        except Exception as error:  # a kernel's numbers can be anything; what was known without a read-out stands
+        except Exception as error:  # a kernel's numbers can be anything; the findings without a read-out stand
             named = with_evidence(findings, f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}")
         else:
             named, self.last = with_operator(findings, reading), replace(reading, samples=())
@@ -114,7 +114,7 @@ class Reader:
 
 
 def _picture_on(guard: Guard | None, result: CallResult) -> Picture | str:
-    """Draw the picture of a failing call, read off the kernel now; or return why there is none."""
+    """Draw the picture of a failing call by reading the kernel's weights now, or return the reason why there is none."""
     call = result.call
     if guard is None:
         errors = row_errors(call, result.out.double().cpu())
@@ -143,7 +143,7 @@ def _picture_on(guard: Guard | None, result: CallResult) -> Picture | str:
 
 
 def _with_picture(findings: Sequence[Finding], guard: Guard | None, results: Sequence[CallResult]) -> list[Finding]:
-    """Add to the first serious finding the picture of the smallest failing call, or why there is none; return all findings."""
+    """Add the picture of the smallest failing call, or why there is none, to the first serious finding; return all findings."""
     failing = sorted((result for result in results if result.fails), key=_size)
     if not failing:
         return list(findings)
@@ -161,5 +161,5 @@ def _size(result: CallResult) -> tuple[int, int]:
 
 
 def _most_rows(call: AttentionCall) -> int:
-    """Compute the number of a call's queries whose weights can be held at once."""
+    """Return the number of a call's queries whose weights fit in memory at once."""
     return max(1, _MAX_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0]))

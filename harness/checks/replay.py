@@ -1,4 +1,4 @@
-"""Replay: a candidate on recorded calls, without a server or a model, and the name of what is wrong with it."""
+"""Replays recorded calls on a candidate, without a server or a model, and names its bug."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from assay.harness.text import counted, listed, ranges
 from assay.harness.verdict import Finding, with_evidence
 from assay.worker import UNREAD, Journal
 
-# Recorded calls that a backend is read from, besides those that are examined.
+# Recorded calls for the read-out of a backend, in addition to the examined ones.
 _MORE_CALLS = 64
 
 
@@ -47,12 +47,12 @@ def replay(
     """Run a kernel on recorded calls in this process; see `assay.harness.checks.jobs.replay`.
 
     Args:
-        pack: as there, like `reproduce` and `read_out`.
+        pack: see there, like `reproduce` and `read_out`.
         kernel: the candidate.
-        journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
+        journal: receives each call, and the results so far, as the events of `assay.harness.checks.jobs`.
 
     Raises:
-        UsageError: as there.
+        UsageError: see there.
         AssayError: the kernel computed no call.
     """
     pack, start = Path(pack), time.monotonic()
@@ -105,20 +105,20 @@ def replay_recorded(
     reader: Reader | None = None,
     journal: Journal = UNREAD,
 ) -> KernelResult:
-    """Compare the outputs of a candidate that a server recorded with the oracle, and name what is wrong with it.
+    """Compare a candidate's outputs, recorded by a server, with the oracle, and diagnose it.
 
-    A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is
-    deterministic and leaves its inputs alone. If there are serious findings, it can then be read, as `replay` does. What cannot run
-    here, or is right here, is read from the recorded outputs.
+    A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is deterministic
+    and leaves its inputs unchanged. If there are serious findings, a read-out can follow, as in `replay`. For a candidate that
+    cannot run here, or is correct here, the read-out uses the recorded outputs.
 
     Args:
         pack: folder of a replay pack that was recorded with the candidate as a shadow, or in its own server.
         candidate: a kernel, or one of SGLang's own backends.
         reproduce: a command that reproduces the findings.
-        served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
-        not_run: why a kernel is not run here; empty to run it.
-        reader: reads a wrong kernel; None not to ask it.
-        journal: gets each call, and the result before a wrong kernel is read, which a kernel that hangs does not survive.
+        served: whether the candidate was the backend of the pack's server, so that the pack holds its outputs as the reference's.
+        not_run: the reason not to run a kernel here, or an empty string to run it.
+        reader: runs the read-out of a wrong kernel, or None for no read-out.
+        journal: receives each call, and the result before a read-out, in which a kernel may hang.
 
     Raises:
         UsageError: `pack` is not a pack, or holds no output of the candidate.
@@ -133,16 +133,16 @@ def replay_recorded(
     if guard:
         smallest: dict[bool, AttentionCall] = {}
         for call in sorted((result.call for result in run.results), key=lambda call: call.k.shape[0]):
-            smallest.setdefault(has_any_prefix(call.prefixes), call)  # of calls of one size, that of the first layer
+            smallest.setdefault(has_any_prefix(call.prefixes), call)  # among calls of one size, the first layer's
         here = run_calls(guard, list(smallest.values()))
         if guard.breaches:
-            # What it needs may exist only in a server, such as a group of ranks. Its recorded outputs still count, but are no pass.
+            # It may need a server, such as for a group of ranks. Its recorded outputs still count, but cannot pass.
             not_run = f"outside a server, the kernel {min(guard.breaches)}"
             not_tested = f"nondeterminism, state and overwritten inputs were not tested: {not_run}"
         else:
             run = replace(here, results=run.results + here.results)
             not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
-    left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
+    left_out = f"{examined.left_out} prefills with a cache of fewer bits were compared only in the shadow"
 
     def judged(experiments: Experiments, untried: Sequence[str] = ()) -> KernelResult:
         said = (not_tested, *[left_out] * bool(examined.left_out), *untried)
@@ -181,7 +181,7 @@ def replay_recorded(
 
 
 def _explored(guard: Guard, run: KernelRun, journal: Journal) -> tuple[Experiments, tuple[str, ...]]:
-    """Try under which condition a kernel is wrong on calls of recorded shapes; or say why it was not tried."""
+    """Find the condition under which a kernel is wrong on calls of recorded shapes, or explain why there are no experiments."""
     failing = sorted((o.call for o in run.results if o.fails), key=lambda call: (call.k.numel(), call.q.numel()))
     if not failing:
         return NOTHING_TRIED, ()
@@ -190,17 +190,17 @@ def _explored(guard: Guard, run: KernelRun, journal: Journal) -> tuple[Experimen
     experiments = explore(guard, calls, came, journal, {OUTPUT: WrongOutputs()})[OUTPUT]
     if experiments.place is not None:
         return experiments, ()
-    why = "with numbers that are drawn, calls of these shapes are right"
+    why = "with random numbers, calls of these shapes are correct"
     try:
         (shape := shape_of(failing[0])).make(0)
     except (LookupError, ValueError):
         what = listed([*shape.asked, *[shape.data] * (shape.data != "normal")])
         why = f"{describe(failing[0])}{f', with {what},' * bool(what)} cannot be drawn again"
-    return experiments, (f"it was not tried under which condition the kernel is wrong: {why}",)
+    return experiments, (f"no experiments on the condition of the error: {why}",)
 
 
 def _diagnosed(run: KernelRun, reproduce: str, experiments: Experiments) -> list[Finding]:
-    """Diagnose recorded calls; what is wrong in layers that were not recorded is not theirs."""
+    """Diagnose recorded calls, without errors in layers that were not recorded."""
     layers = {result.call.layer for result in run.results}
     drawn = tuple(result for _, result in experiments.kept if result.call.layer in layers)
     points = [(known, bad) for known, bad in experiments.points if known["layer"] in layers]
@@ -208,7 +208,7 @@ def _diagnosed(run: KernelRun, reproduce: str, experiments: Experiments) -> list
 
 
 def _further(examined: _Examined, run: KernelRun, served: bool) -> list[CallResult]:
-    """Compare the smallest of the recorded calls that were not examined, for whoever reads the kernel."""
+    """Compare the smallest recorded calls that were not examined, for the read-out."""
     known, noise = {id(record) for record in examined.chosen}, run.results[0].noise
     small = sorted(examined.recorded, key=lambda record: record.call.k.shape[0])
     others = [record for record in small if id(record) not in known][:_MORE_CALLS]
@@ -217,7 +217,7 @@ def _further(examined: _Examined, run: KernelRun, served: bool) -> list[CallResu
 
 
 def _envelope(recorded: Sequence[RecordedCall]) -> str:
-    """Describe layers, new tokens and cached prefixes of calls; empty without a call."""
+    """Describe layers, new tokens and cached prefixes of calls, or return an empty string without a call."""
     if not recorded:
         return ""
     layers = {record.call.layer for record in recorded}
@@ -230,7 +230,7 @@ def _envelope(recorded: Sequence[RecordedCall]) -> str:
 
 @dataclass(frozen=True)
 class _Examined:
-    """Calls of a pack in the phases of the candidate, those that are examined, and those that it cannot judge or read."""
+    """Calls of a pack in the candidate's phases: all, the examined ones, and those that cannot be judged or read."""
 
     pack: Path
     recorded: Sequence[RecordedCall]
@@ -241,20 +241,20 @@ class _Examined:
 
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
     """Compare a choice of the recorded outputs of a candidate with the oracle."""
-    phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
+    phases, noise = candidate.phases, candidate.noise  # each lookup of a published kernel takes 20 ms
     every = [record for record in read_pack(pack) if record.call.phase in phases]
     every = recorded = [record for record in every if served or record.candidate is not None]
     if not candidate.is_kernel:
-        # A backend of the engine's own may read new tokens as the layer gave them, before a cache stored them in fewer bits. A pack
-        # has only what was stored, so such calls are left to the shadow.
+        # An engine's own backend may read new tokens as the layer gave them, before the cache stored them in fewer bits. A pack
+        # has only the stored values, so such calls are left to the shadow.
         recorded = [record for record in every if record.call.stored is None or record.call.phase == "decode"]
     if not recorded:
-        beside = "only prefills beside a cache of fewer bits, which the shadow alone compares"
+        beside = "only prefills with a cache of fewer bits, which only the shadow compares"
         raise _nothing(pack, beside if every else "no output of a candidate", candidate.name)
     chosen, results = choose(recorded), []
     for record in chosen:
         call = _on_device(record.call)
-        if not candidate.is_kernel:  # such a backend has the noise that the engine's catalogue says
+        if not candidate.is_kernel:  # the engine's catalogue states the noise of such a backend
             noise = native_noise((candidate.name,), call.phase, call.stored is not None)
         results.append(measure(call, _output(record, served).to(call.q.device), noise))
     return _Examined(pack, recorded, chosen, len(every) - len(recorded)), KernelRun(tuple(results))
@@ -313,10 +313,9 @@ def _measured(result: CallResult) -> MeasuredCall:
 
 
 def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """Choose the smallest, the median and the largest call of each layer and phase, with and without a prefix, and the worst.
+    """Choose the smallest, median and largest call of each layer and phase, with and without a prefix, and the worst one.
 
-    The worst is that of each layer and phase. These are enough to name a bug, to test the largest errors and what begins only
-    in long calls.
+    These are enough to name a bug, and to test the largest errors and errors that begin only in long calls.
     """
     strata: dict[tuple[int, str, bool], list[RecordedCall]] = {}
     for record in sorted(recorded, key=lambda record: (record.call.k.shape[0], record.call.q.shape[0])):
@@ -329,7 +328,7 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
 
 
 def _output(record: RecordedCall, served: bool) -> Tensor:
-    """Return what the candidate computed, [total_q, num_q_heads, head_dim_v]."""
+    """Return the candidate's output, [total_q, num_q_heads, head_dim_v]."""
     out = record.reference if served else record.candidate
     assert out is not None
     return out

@@ -106,7 +106,10 @@ class _Commands(TyperGroup):
             errors.print(_INTERRUPTED, markup=False)
             raise typer.Exit(ExitCode.NO_VERDICT) from None
         except typer.Abort:
-            errors.print("\nassay: not confirmed, so nothing was done.", markup=False)
+            errors.print(
+                "\nassay: not confirmed, so nothing was done.\nWhat to do: answer y, or add --yes in a pipeline",
+                markup=False,
+            )
             raise typer.Exit(ExitCode.NO_VERDICT) from None
         except SystemExit as error:  # no command raises it; a kernel's exit code would be mistaken for the command's
             raise AssayError(
@@ -154,12 +157,21 @@ def wrong_use(error: Exception) -> UsageError | None:
     if unknown := re.match(r"No such option:? '?(-[^\s']*)", message):
         params = [param for param in context.command.params if not getattr(param, "hidden", False)]
         near = did_you_mean(unknown[1], [word for param in params for word in param.opts if word.startswith("--")])
-        return UsageError(f"{name} has no option {unknown[1]}.", "one of its options", near or see)
+        known = [max(param.opts, key=len) for param in params if param.param_type_name == "option"]
+        return UsageError(f"{name} has no option {unknown[1]}.", f"one of {', '.join(known)}", near or see)
     if param is not None and (value := _given(param.opts)) is not None and "Missing" not in type(error).__name__:
         return UsageError(f"{param.opts[0]} is {value!r}.", expectation(str(getattr(error, "message", message))), see)
-    return UsageError(
-        f"{name}: {message[0].lower()}{message[1:].rstrip('.')}.", "arguments and options as in its help", see
-    )
+    required = [
+        f"{each.opts[0]} ..." for each in context.command.params if each.required and each.opts[0].startswith("-")
+    ]
+    pieces = [
+        re.sub(r"\{(\w+)\}", lambda word: word[1].upper(), piece)
+        for piece in context.command.collect_usage_pieces(context)
+    ]
+    usage = " ".join([name, *pieces, *required])
+    if further := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        return UsageError(f"{name} takes no further argument: {further[1]}.", usage, f"remove it, or {see}")
+    return UsageError(f"{name}: {message[0].lower()}{message[1:].rstrip('.')}.", usage, see)
 
 
 def _given(names: list[str]) -> str | None:

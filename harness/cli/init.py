@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from string import Template
@@ -288,15 +290,29 @@ def doctor(
     from assay.harness.run.doctor import Examination, examine
 
     spec, examined = make_spec(flags, config), list[Any]()
-    # Suppress what imports print, so that the answer comes first. The last step calls a kernel, which may hang.
+    # Suppress what imports print and warn of, so that the answer comes first. The last step calls a kernel, which may hang.
     with (
         progress() as display,
-        display.waiting("examining", lambda: f"after {examined[-1].id}" if examined else ""),
+        display.waiting("examining", lambda: f"the last step was {examined[-1].id}" if examined else ""),
         redirect_stdout(sys.stderr),
+        _unwarned(),
     ):
         for shown in examine(spec, is_candidate_named(flags, config)):
             examined.append(shown)
     raise typer.Exit(deliver(_document(Examination(device=spec.device, examined=tuple(examined)))))
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Silence warnings: other packages warn of devices that are not here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 _SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}

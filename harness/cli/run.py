@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +13,9 @@ from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
 from assay.harness.cli.output import deliver, new_folder, progress, say, write_asked
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, RunSpec, make_spec
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import require
-from assay.harness.files import write_whole
+from assay.harness.files import LOCK, lock_folder, write_whole
 from assay.harness.interruption import too_late
 from assay.harness.text import did_you_mean
 
@@ -146,6 +147,7 @@ def report(
         require("reports", "assay report")
         from assay.harness.judge.build import build
 
+        _refuse_running(path)
         made = build(RunFolder(path))
         _show(made, path)
         raise typer.Exit(made.exit_code)
@@ -153,6 +155,19 @@ def report(
         check_run(path)
     document = run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE)
     raise typer.Exit(deliver(document))
+
+
+def _refuse_running(run: Path) -> None:
+    """Refuse to judge a run that still gathers evidence. Raises UsageError."""
+    if not (run / LOCK).exists():
+        return
+    try:
+        with suppress(EvidenceError):  # a folder that cannot be written
+            lock_folder(run).release()
+    except UsageError as error:
+        raise UsageError(
+            error.found, "a run that has ended", "wait until it has ended, and repeat this command"
+        ) from None
 
 
 @app.command()

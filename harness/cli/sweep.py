@@ -11,7 +11,7 @@ import typer
 
 from assay.harness.cli.app import app, as_given, load_command
 from assay.harness.cli.output import deliver, new_folder, progress, say
-from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, make_spec
+from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, expectation, make_spec
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.extras import require
 from assay.harness.interruption import too_late
@@ -128,12 +128,16 @@ def _try(command: Any, cell: SweptCell, name: str) -> None:
     except Exception as error:
         if getattr(error, "exit_code", 0) != ExitCode.USAGE:
             raise
+        line, see = f"assay {' '.join(cell.command)}", f"see assay {name} -h"
+        param = getattr(error, "param", None)
+        if param is not None and "Missing" in type(error).__name__:
+            axis = _ALSO_CALLED.get((name, param.name), param.name)
+            raise UsageError(
+                f"{line} names no {axis}.", f"{axis} as an axis or a fixed value", f"add --set {axis}=..., or {see}"
+            ) from None
+        wanted = expectation(str(getattr(error, "message", "")))
         message = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
-        raise UsageError(
-            f"assay {' '.join(cell.command)}: {message}.",
-            f"options and values that assay {name} takes",
-            f"see assay {name} -h",
-        ) from None
+        raise UsageError(f"{line}: {message.partition(':')[0]}.", wanted, see) from None
 
 
 def _report(result: Any, folder: Path) -> int:

@@ -27,6 +27,7 @@ from assay.harness.errors import UsageError
 from assay.harness.extras import DISTRIBUTION, meets
 from assay.harness.schema import Record
 from assay.harness.sides import Side, hide
+from assay.harness.text import few
 
 # Disk space of all overlays; the least recently used go first. Those of the last day stay: a server may run there.
 _BUDGET_BYTES, _IN_USE_S = 20 * 2**30, 24 * 3600.0
@@ -217,7 +218,7 @@ def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str
     python = folder / "bin" / "python"
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / _RECORD).exists():
-            say(f"Making an environment with {', '.join(asked)}, cached as {folder}.")
+            say(f"Making an environment with {few(asked, 3)}, cached as {folder}.")
             with _made_whole(folder) as made:
                 _overlay(made, parent, side.packages)
                 size = sum(file.lstat().st_size for file in made.rglob("*") if not file.is_dir())

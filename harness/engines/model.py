@@ -53,8 +53,9 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     tokenizers = [folder / file for file in _TOKENIZERS if (folder / file).exists()]
     dummy = flag_values(tuple(engine_args)).get("--load-format") == "dummy"
     whole = dummy or any(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+    around = f"name {folder.parent}" if (folder.parent / "config.json").exists() else "name that folder, or a hub name"
     for right, problem, expected, do in (
-        (folder.is_dir(), "is a file", "the folder with config.json and the weights", f"name {folder.parent}"),
+        (folder.is_dir(), "is a file", "the folder with config.json and the weights", around),
         ((folder / "config.json").exists(), "has no config.json", "a folder as save_pretrained writes it", "check the path"),
         (tokenizers, "has no tokenizer", f"one of {', '.join(_TOKENIZERS)}", "save the tokenizer next to the weights"),
         (whole, "has no weights", f"files that match one of {', '.join(_WEIGHTS)}",
@@ -85,6 +86,10 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     """Read a file of a model, as a JSON object. Raises UsageError if it is not valid."""
     try:
         document = json.loads(whole_file(path))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path.name} of --model {name} does not exist.", "a folder as save_pretrained writes it", "check the path"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         problem = f"cannot be read as JSON: {error}"
     else:

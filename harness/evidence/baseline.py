@@ -71,7 +71,7 @@ class Baseline(Record):
         accepted: when, ISO 8601, UTC.
         run_id: the run whose results they are.
         git: commit of that run.
-        reason: why a regression, or worse numbers than those before, were accepted; empty where neither was.
+        reason: why a regression, or worse numbers than those before, were accepted, or an empty string.
         numbers: accepted results by id, for example "accuracy"; shares are fractions of 1.
         own_errors: own error (relative L1) by id, for example "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
@@ -127,7 +127,7 @@ def _check(folder: Path, name: str) -> None:
 
 
 def read_all(folder: Path) -> tuple[dict[str, Baseline], dict[str, EvidenceError]]:
-    """Read all baselines of a folder, by name, and what is wrong with those that cannot be read; none if there is no folder."""
+    """Read all baselines of a folder, by name, and what is wrong with those that cannot be read."""
     read: dict[str, Baseline] = {}
     damaged: dict[str, EvidenceError] = {}
     for path in sorted(folder.glob(f"*/{FILE}")):

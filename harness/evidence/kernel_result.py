@@ -175,7 +175,8 @@ class KernelResult(Part, RunRecord):
     missing: tuple[str, ...] = Field((), description="requirements of a pass that were not tested")
     not_run: str = Field("", description="why the kernel was not run, as when it ended its process, else empty")
     smallest: str = Field(
-        "", description="the smallest failing call, and whether it fails in a fresh process; empty if all calls pass"
+        "",
+        description="the smallest failing call, and whether it fails in a fresh process, or an empty string if all pass",
     )
     test: str = Field("", description="source of a pytest file that failed in a fresh process, if any")
     again: str = Field("", description="a command that repeats this, or empty if commands cannot name the kernel")

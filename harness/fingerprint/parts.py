@@ -57,7 +57,7 @@ class Difference(Part):
     declared: str = Field(
         "",
         description="the setting that was meant to differ, --allow NAME, or a note that one side was loaded without a "
-        "server; empty if it is not declared",
+        "server, or an empty string if it is not declared",
     )
     details: tuple[str, ...] = Field((), description="further lines")
 

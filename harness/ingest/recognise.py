@@ -131,7 +131,7 @@ def compare(
         reader, other = map(_reader_of, sources)
         if reader.id != other.id:
             raise UsageError(
-                f"{a} is of {reader.title}, but {b} is of {other.title}: their names do not correspond.",
+                f"{a} and {b} are of different kinds: {reader.title} and {other.title}.",
                 "two results of one tool", "run the same tool on both",
             )  # fmt: skip
         both = [reader.results(source, metric) if reader.results else ReadResults(source) for source in sources]

@@ -40,9 +40,9 @@ class ResultItem(Part):
     """One answer to one document. Texts come from outside: never trust them."""
 
     key: str = Field(description="the document's key within its task: its hash or its id")
-    prompt_hash: str = Field("", description="hash of the prompt as sent; empty if the tool does not record it")
+    prompt_hash: str = Field("", description="hash of the prompt as sent, if the tool records it")
     turns: tuple[tuple[bool, str], ...] = Field((), description="whether asked, and hash, of each later message")
-    question: str = Field("", description="the question, in one line; empty if the tool does not record it")
+    question: str = Field("", description="the question, in one line, if the tool records it")
     target: str = Field("", description="the expected answer")
     answer: str = Field("", description="the text that the model wrote")
     parsed: str | None = Field(None, description="the tool's extracted answer; null if it or the answer is blank")
@@ -51,7 +51,9 @@ class ResultItem(Part):
     units: int = Field(0, description="words, bytes or documents behind the perplexity")
     tokens: int | None = Field(None, description="length of the answer; null if the tool does not record it")
     characters: int | None = Field(None, description="length of the model's text; null for multiple choice")
-    finish: str = Field("", description='why the answer ended: "stop", "length", "abort"; empty if not recorded')
+    finish: str = Field(
+        "", description='why the answer ended: "stop", "length", "abort", or an empty string if not recorded'
+    )
     repeat: int = Field(0, description="0 for the first answer to a document, then 1, 2, ...")
 
     @field_validator("target", "answer", mode="before")

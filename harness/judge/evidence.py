@@ -140,6 +140,10 @@ class RunEvidence:
         undeclared, derived = sorted_differences(
             bench_folder(folder) if only_timed else folder, servers, spec.treatment
         )
+        if spec.reference_baseline:  # its model has the same hash, wherever the folder was when it was accepted
+            undeclared = {
+                name: values for name, values in undeclared.items() if name not in ("model_path", "tokenizer_path")
+            }
         return cls(
             folder=folder,
             manifest=manifest,
@@ -214,7 +218,7 @@ def derived_arguments(
     """Return the differences that follow from the treatment: both servers have the arguments that their command lines resolve to.
 
     Args:
-        resolved: arguments by role, from `Engine.resolved_arguments`; empty if they were not requested.
+        resolved: arguments by role, from `Engine.resolved_arguments`, or {} if they were not requested.
     """
     if len(resolved) < len(ROLES):
         return {}

@@ -66,8 +66,8 @@ def list_runs(folder: Path) -> RunList:
     if not folder.is_dir():
         raise UsageError(
             f"{folder} is a file." if folder.exists() else f"The folder {folder} does not exist.",
-            "a folder of runs, such as runs",
-            "name it, or make a run first: assay run",
+            "a folder that holds the folders of runs",
+            "make a run first (assay run), or name the folder",
         )
     lines = [_line(path) for path in sorted(folder.iterdir()) if _is_run(path)]
     return RunList(
@@ -148,7 +148,7 @@ def report_of(run: Path) -> Report:
         return read_report(path)
     check_run(run)
     raise EvidenceError(
-        f"{run} has no {REPORT}.", "a run that has ended", f"make it from the evidence: assay report {run}"
+        f"{run} has no {REPORT}.", "a run that has ended", f"once the run has ended, make it: assay report {run}"
     )
 
 
@@ -211,4 +211,5 @@ def _line(path: Path) -> RunLine:
         return RunLine(folder=str(path), run_id=path.name, problem=f"it cannot be read: {error.strerror or error}")
     except (EvidenceError, UsageError) as error:
         do = f"; {error.do}" if error.do else ""
-        return RunLine(folder=str(path), run_id=path.name, problem=f"{error.found.rstrip('.')}{do}")
+        problem = f"it {rest}" if (rest := error.found.removeprefix(f"{path} ")) != error.found else rest
+        return RunLine(folder=str(path), run_id=path.name, problem=f"{problem.rstrip('.')}{do}")

@@ -247,7 +247,7 @@ class PartingRow(Part):
 
     @property
     def where(self) -> str:
-        """The place in a few words, such as "layer 1, before attention, head 3"; empty where it was not observed."""
+        """The place in a few words, such as "layer 1, before attention, head 3", or "" if it was not observed."""
         if not self.place:
             return ""
         words = {"input": "before attention", "cache": "KV cache", "attention": "attention"}

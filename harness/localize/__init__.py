@@ -1,1 +1,1 @@
-"""Numbers -> which layer, head, phase, position and condition is wrong, and the name of the bug."""
+"""Numbers -> the layer, head, phase, position and condition that are wrong, and the name of the bug."""

@@ -1,4 +1,4 @@
-"""The values of a matrix's axes under which calls are refused."""
+"""Finds the values of a matrix's axes under which calls are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Conditions = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Split:
-    """The values of an axis that some call of interest has, and those that only others have."""
+    """The values of an axis that calls of interest have, and the values that only other calls have."""
 
     name: str
     inside: tuple[str, ...]
@@ -20,7 +20,7 @@ class Split:
 
 
 def by_axis(some: Sequence[Conditions], others: Sequence[Conditions]) -> list[Split]:
-    """Split the values of each axis; numbers in order of size, words in order of appearance."""
+    """Split the values of each axis: numbers by size, words by first appearance."""
     everything = [*some, *others]
     splits = []
     for name in dict.fromkeys(name for conditions in everything for name in conditions):
@@ -40,8 +40,9 @@ def _by_size(value: str) -> tuple[int, str]:
 def confining(some: Sequence[Conditions], others: Sequence[Conditions]) -> list[Split]:
     """Find one axis, else two, whose values cover all calls of interest and none of the others.
 
-    Of several, the choice with the fewest values: the simplest explanation. Empty if there are no others, or no axis or pair of
-    axes separates them.
+    Returns:
+        The choice with the fewest values, which is the simplest explanation; or an empty list if there are no other calls, or no
+        axis or pair of axes separates them.
     """
     if not others:
         return []

@@ -1,4 +1,4 @@
-"""Bounds from noise: how large the error of a correct kernel may be in each cell of a call, and how small."""
+"""Bounds from noise: the largest and the smallest error that a correct kernel may have in each cell of a call."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ from assay.harness.stats.query_bounds import (
 )
 
 CELLS = 120_000
-"""Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small matrix has
-about 80,000, the full one 115,000."""
-# Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one.
+"""Number of (cell, head) pairs for which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small
+matrix has about 80,000, the full one 115,000."""
+# Ensemble size on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one.
 _MAX_MEMBERS = 48
-# Members of an ensemble of log-sum-exps: each is one number, and so has the tail of a single rounding, which few members of a way
-# say nothing about.
+# Ensemble size for log-sum-exps. Each is one number with the tail of a single rounding, which a few members do not sample.
 _LSE_MEMBERS = 96
-# Share of the bound of `_LSE_MEMBERS` with the noise of `MEMBERS` up to which an error of a log-sum-exp needs no others.
+# An error of a log-sum-exp up to this share of the bound for `_LSE_MEMBERS`, with the noise of `MEMBERS`, needs no more members.
 _FAR = 0.5
-# Queries of a cell up to which one rounding may decide in a longer call as well.
+# In a longer call too, one rounding may decide in a cell of up to this many queries.
 _FEW_QUERIES = 16
-# An own error of so many times the bound of `MEMBERS` is out of that of more members too, where nothing is quantised. With coarse
-# scores, one rounding may make another key win, which few members do not show at all.
+# Without quantisation, an own error of this many times the bound of `MEMBERS` exceeds the bound of more members too. With coarse
+# scores, one rounding may make another key win, which a few members do not show at all.
 _OBVIOUS = 100.0
-# Relative L1 that adding up to 4,096 keys one by one in float32 stays far below: half an ulp for each is 2.4e-4.
+# Adding up to 4,096 keys one by one in float32 costs far less than this relative L1: half an ulp for each is 2.4e-4.
 _MOST_KEY_BY_KEY = 1e-3
 # Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 4 / `CELLS`.
 _RARE = 5.8
-# Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`.
+# From this many scores (queries x keys x heads) on, an ensemble has `MEMBERS` members.
 _SMALL = 2**16
 
 
@@ -55,16 +54,17 @@ _SMALL = 2**16
 class _Ensemble:
     """The answers of honest implementations on a call, by cell and head; float64, on the CPU."""
 
-    # Relative L1 of each member, [members, cells, num_q_heads]; 0 where its output is not finite.
+    # Relative L1 of each member, [members, cells, num_q_heads], or 0 where its output is not finite.
     errors: Tensor
-    # Independent roundings, and the share of the mean square error that all members of a way have, [ways, cells, num_q_heads].
+    # Independent roundings, and the share of the mean square error that all members of a way have in common, [ways, cells,
+    # num_q_heads].
     freedom: Tensor
     common: Tensor
     # Slope of each member's output on the truth, [members, num_q_heads].
     slopes: Tensor
-    # Numbers of members, in their order, that implement attention in the same way.
+    # Sizes of the consecutive groups of members that implement attention in the same way.
     ways: tuple[int, ...]
-    # The most that leaving out weights costs, [cells, num_q_heads]; 0 where the family leaves out none.
+    # The most that dropping weights costs, [cells, num_q_heads], or 0 where the family drops none.
     dropped: Tensor
 
     @property
@@ -74,7 +74,7 @@ class _Ensemble:
 
 
 class CallNoise:
-    """The error that noise explains on a call, simulated when it is first needed.
+    """The error that noise explains on a call, simulated on first use.
 
     Attributes:
         call: the call.
@@ -105,8 +105,8 @@ class CallNoise:
     def bounds_where(self, own: Tensor) -> Tensor:
         """Compute the bounds of the cells whose own error needs one, float64 [cells, num_q_heads]; `least_error` elsewhere.
 
-        Only the cells with an own error above `least_error` are simulated. An own error above the bound of a cell of few queries is
-        compared with that of `_MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `_rare_excess` adds.
+        Only cells with an own error above `least_error` are simulated. In a cell of few queries, an own error above the bound is
+        also compared with the bound of `_MAX_MEMBERS`, unless it is obviously wrong (`_OBVIOUS`), and `_rare_excess` is added.
         """
         bounds = torch.full_like(own, least_error(self.call.q.dtype))
         needed = (own > bounds).any(1).nonzero().flatten().tolist()
@@ -130,7 +130,7 @@ class CallNoise:
         return bounds
 
     def bounds_of(self, chosen: Sequence[int]) -> Tensor:
-        """Compute the bounds of some cells, float64 [chosen, num_q_heads]. Only these are simulated, and each of them once."""
+        """Compute the bounds of some cells, float64 [chosen, num_q_heads]. Simulates only these, each once."""
         if "ensemble" in vars(self) or len(chosen) == len(self.cells.sequence):
             return self.bounds[list(chosen)]
         if missing := [cell for cell in chosen if cell not in self._known]:
@@ -139,8 +139,8 @@ class CallNoise:
         return torch.stack([self._known[cell] for cell in chosen])
 
     def _bounds(self, ensemble: _Ensemble) -> Tensor:
-        # A kernel implements attention in one way. Where ways differ, as where TF32 cuts off the only weight of a query, the noise
-        # of all members together is less than that of the noisiest way.
+        # A kernel implements attention in one way. Where ways differ (TF32 may cut off a query's only weight), all members
+        # together have less noise than the noisiest way.
         bounds = [
             cell_bounds(errors.numpy(), freedom.numpy(), CELLS, FALSE_FLAGS / 4, common.numpy())
             for errors, freedom, common in zip(
@@ -151,11 +151,11 @@ class CallNoise:
 
 
 def _rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Tensor:
-    """Compute what a rare draw costs beyond its multiple of the usual noise, relative L1, float64 [cells, num_q_heads]."""
+    """Compute the cost of a rare draw beyond its multiple of the usual noise, relative L1, float64 [cells, num_q_heads]."""
     # Storing Q and K shifts scores, and weights follow exponentially: where two keys are far apart and scores are coarse, a draw
     # of five standard deviations makes another key win, which no ensemble of usual draws shows. So each member's shifts are
-    # repeated with `_RARE` times their size; what that adds to `_RARE` times their error is the excess of one query. It happens
-    # to one query of a cell at a time. Where the error grows linearly, as with INT8 on most data, it is zero.
+    # repeated at `_RARE` times their size. The excess of one query is the error beyond `_RARE` times the usual one. It strikes
+    # one query of a cell at a time, and is zero where the error grows linearly, as with INT8 on most data.
     right = _truth(call, cells.rows)
     excess = rare_excess_of_queries(call, family, cells.rows, right, _RARE)
     here = [cells.of_row == cell for cell in range(len(cells.sequence))]
@@ -165,7 +165,7 @@ def _rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> 
 
 
 def _may_add_key_by_key(call: AttentionCall, family: NoiseFamily) -> bool:
-    """Return True if the cost of adding key by key can show: in float32, without quantisation, whose noise is far larger."""
+    """Return True if the cost of adding key by key can show: in float32 without quantisation, which is far noisier."""
     return call.q.dtype == torch.float32 and _is_exact(call, family)
 
 
@@ -180,24 +180,24 @@ def _key_by_key(call: AttentionCall, rows: Tensor | None) -> Tensor:
 
 
 def _by_cell(call: AttentionCall, cells: CallCells, of_queries: Tensor) -> Tensor:
-    """Compute the relative L1 of queries' errors, [rows, num_q_heads] over head_dim -> float64 [cells, num_q_heads], on the CPU."""
+    """Convert queries' errors, [rows, num_q_heads], to relative L1 by cell, float64 [cells, num_q_heads], on the CPU."""
     size = cells.sums(_truth(call, cells.rows).abs().sum(-1))
     return torch.where(size > 0, cells.sums(of_queries) / size, 0.0).cpu()
 
 
 def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, own: Tensor, lse: bool = False) -> Tensor:
-    """Compute the largest error that noise explains in single queries, by head, and over all heads together.
+    """Compute the largest error that noise explains in single queries, by head and over all heads together.
 
     Args:
         call: the call.
         family: the noise family.
         rows: packed query rows, int64 [rows], in increasing order.
-        own: sum of |output - truth| of each, float64 [rows, num_q_heads + 1], on the CPU; the last column is for all heads. What a
-            rare draw adds is simulated only where this is above the bound.
-        lse: whether the errors are those of log-sum-exps in place of outputs.
+        own: sum of |output - truth| of each, float64 [rows, num_q_heads + 1], on the CPU; the last column is for all heads. Rare
+            draws are simulated only where this is above the bound.
+        lse: whether the errors are of log-sum-exps instead of outputs.
 
     Returns:
-        Bounds on the same: those of `assay.harness.stats.query_bounds`, of the noisiest way of implementing attention.
+        Bounds on `own`, from `assay.harness.stats.query_bounds`, for the noisiest way of implementing attention.
     """
     right = log_sum_exp(call, rows)[..., None] if lse else _truth(call, rows)
     members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else _MAX_MEMBERS
@@ -232,7 +232,7 @@ def _noise_of_queries(
     members: int,
     of: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Simulate `query_bounds` of the noisiest way, and the least freedom of any: float64 [rows, num_q_heads + 1], on the CPU."""
+    """Simulate `query_bounds` of the noisiest way, and the least freedom: both float64 [rows, num_q_heads + 1], on the CPU."""
     # The bounds are those that `of` members would have with the noise of these.
     off = _off(honest_outputs(call, family, rows, members, lse=lse), right)
     parts, all_of_way = (members_by_way(call, family, count) for count in (members, of or members))
@@ -242,7 +242,7 @@ def _noise_of_queries(
 
 
 def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members: int | None = None) -> _Ensemble:
-    """Simulate an ensemble on some cells of a call; by default of `MEMBERS`, or of `_MAX_MEMBERS` on few tokens."""
+    """Simulate an ensemble on some cells of a call, by default with `MEMBERS` members, or `_MAX_MEMBERS` on few tokens."""
     rows = cells.rows
     scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
     members = members or (MEMBERS if scores >= _SMALL else _MAX_MEMBERS)
@@ -265,21 +265,21 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
 
 
 def _truth(call: AttentionCall, rows: Tensor | None) -> Tensor:
-    """Compute the oracle's output, 0 for a query that sees no key, whose output is not compared."""
+    """Compute the oracle's output, with 0 for queries that see no key: their output is not compared."""
     return oracle(call, rows).nan_to_num_(nan=0.0)
 
 
 def _off(outputs: Tensor, right: Tensor) -> Tensor:
-    """Subtract the truth from the outputs, 0 where an output is not finite; in the memory of the outputs."""
+    """Subtract the truth from the outputs in place; elements that are not finite become 0."""
     return outputs.sub_(right).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _products(off: Tensor, right: Tensor, cells: CallCells) -> tuple[Tensor, Tensor]:
-    """Multiply the members' errors by cell, [cells, heads, members, members], and with the truth, [members, heads].
+    """Multiply the members' errors with each other, [cells, heads, members, members], and with the truth, [members, heads].
 
     `off` is output - truth, float64 [members, rows, heads, head_dim]; `right` is the truth, float64 [rows, heads, head_dim].
     """
-    # A product of matrices for each cell and head: sums over its queries need no products of each query.
+    # One matrix product for each cell and head sums over its queries without products of each query.
     members, rows, heads, _ = off.shape
     count = len(cells.sequence)
     if rows == count:  # one query each

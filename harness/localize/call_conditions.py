@@ -1,4 +1,4 @@
-"""A call in words."""
+"""Describes a call in one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def describe(call: AttentionCall) -> str:
 
 
 def _asked(call: AttentionCall) -> list[str]:
-    """List what a call asks for beyond plain attention, and how it is called."""
+    """List the features that a call asks for beyond plain attention, and how it is called."""
     spec = call.spec
     asked = {
         f"window {spec.mask.window}": spec.mask.window, f"softcap {spec.softcap:g}": spec.softcap,

@@ -1,4 +1,4 @@
-"""Finds the bug that explains a kernel's errors, and the phases, layers and heads in which they are."""
+"""Finds the bug that explains a kernel's errors, and the phases, layers and heads that have them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from assay.harness.stats.query_bounds import with_all_heads
 
 _Explaining = Callable[[Bug, CallResult], Tensor | None]
 OUTPUT_SCALED = "output-scaled"
-"""The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
+"""The id of the hypothesis that every output is a multiple of the correct one. The factor is estimated from the outputs."""
 OUTPUT_NOT_WRITTEN = "output-not-written"
-"""The same where that multiple is zero."""
+"""The id of the same hypothesis if the factor is zero."""
 GAINS = {OUTPUT_SCALED: "scales its output", OUTPUT_NOT_WRITTEN: "does not write its output"}
-"""What a kernel with either does, in words that follow its name."""
+"""Predicates for a kernel with either error: they follow its name in a sentence."""
 _SIZE = SUMS.index("size")
 # Of the queries of a call with more scores (queries x keys x heads) than this, each 16th is compared first.
 _SMALL_SCORES, _FEW = 2**16, 16
@@ -35,12 +35,12 @@ _FIT_SHARE = 0.5
 # Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
 # means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one.
 _TIE_FACTOR = 1.5
-# Failing calls, the smallest, on which the nearest hypothesis is sought where none fits.
+# If no hypothesis fits, the nearest one is sought on this many failing calls, the smallest ones.
 _NEAREST_ON = 4
 
 
 Group = tuple[str, bool]
-"""The phase of a sequence, and whether a prefix is cached: the plain extent of what is wrong is said in these."""
+"""The phase of a sequence, and whether a prefix is cached. Findings state the extent of an error in these terms."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,12 @@ class Cause:
     """One thing that a kernel gets wrong.
 
     Attributes:
-        hypotheses: those that fit, best first, leaks before all others; only that of a scaled output where it fits clearly better;
-            empty if none fits.
-        layers: layers in which it fails.
-        heads: q heads in which it fails, by their number in the model.
-        groups: for each group of sequences with new tokens in those layers, how many are wrong, and how many there are; those of
-            experiments are among them.
-        spared: calls on which the best hypothesis would show, and which are right.
+        hypotheses: those that fit, best first, leaks before all others. A scaled output stands alone if it fits clearly better.
+        layers: the layers that fail.
+        heads: the q heads that fail, by their number in the model.
+        groups: for each group of sequences with new tokens in those layers: the number of wrong ones, and of all. Sequences of
+            experiments count too.
+        spared: the number of correct calls on which the best hypothesis would show.
         hypothesis_error: relative L1 against the best hypothesis, over all failing cells; NaN if none fits.
         oracle_error: relative L1 against the oracle, over all failing cells; infinite if the output is not finite there.
         failing: results with a failing cell in those layers and heads, smallest call first.
@@ -94,11 +93,11 @@ class _Fit:
 
 
 def causes(run: KernelRun) -> list[Cause]:
-    """Find what explains the cells that are out of bounds; empty if there are none.
+    """Find the causes of the cells that are out of bounds.
 
-    First, the search is for one bug that explains all failing layers together; if there is none, each layer is explained alone,
-    and layers with the same bug, heads and groups become one cause. In every sequence that is wrong, a hypothesis must match the
-    output within the call's bound in every cell of its layers and heads. Right calls on which it would show are counted.
+    The search first tries one bug for all failing layers together. If none fits, it explains each layer alone, and joins layers
+    with the same bug, heads and groups into one cause. In every wrong sequence, a hypothesis must match the output within the
+    call's bound in every cell of its layers and heads. Correct calls on which it would show are counted.
     """
     layers = sorted({result.call.layer for result in (*run.results, *run.drawn) if result.fails})
     if not layers:
@@ -139,7 +138,7 @@ def _explain(run: KernelRun, layers: Sequence[int], compared: _Explaining) -> Ca
     fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, oracle_error, compared))]
     chosen = _choose(fits)
     scaled = _scaled(failing)
-    # Its factor is free, so it has to fit better than what has none.
+    # Its factor is free, so it has to fit better than hypotheses without a free parameter.
     multiple = _fit(scaled, inside, failing, heads, oracle_error, explaining) if scaled else None
     if multiple is not None and not any(f.error <= _TIE_FACTOR * multiple.error for f in chosen):
         chosen = [multiple]
@@ -158,7 +157,7 @@ def _explain(run: KernelRun, layers: Sequence[int], compared: _Explaining) -> Ca
 def _groups(
     results: Sequence[CallResult], points: Sequence[tuple[Mapping[str, object], bool]]
 ) -> dict[Group, tuple[int, int]]:
-    """Count the sequences with new tokens of each group: those that are wrong, and all."""
+    """Count the sequences with new tokens in each group: (wrong, all)."""
     counts: dict[Group, tuple[int, int]] = {}
     for o in results:
         bad = _sequences(o, o.failing) if o.fails else set()
@@ -174,10 +173,7 @@ def _groups(
 
 
 def nearest(cause: Cause) -> tuple[Bug, float] | None:
-    """Find the hypothesis that is nearest on the smallest failing calls, and its relative L1 there.
-
-    None if none is much nearer than what is right.
-    """
+    """Return the nearest hypothesis on the smallest failing calls and its relative L1 there, or None if attention is as near."""
     failing, distances = cause.failing[:_NEAREST_ON], list[tuple[float, Bug]]()
     for hypothesis in FAMILY:
         total = torch.zeros(len(SUMS), dtype=torch.float64)
@@ -194,7 +190,7 @@ def nearest(cause: Cause) -> tuple[Bug, float] | None:
 
 
 def _scaled(failing: Sequence[CallResult]) -> Bug | None:
-    """Make the hypothesis of a scaled output, with the factor of the finest dtype's failing cells; None if not finite."""
+    """Return the scaled-output hypothesis with the factor of the finest dtype's failing cells, or None if it is not finite."""
     finest = min(torch.finfo(o.call.q.dtype).eps for o in failing)
     chosen = [o for o in failing if torch.finfo(o.call.q.dtype).eps == finest]
     factor = float(slope(_over(chosen)))
@@ -207,12 +203,12 @@ def _scaled(failing: Sequence[CallResult]) -> Bug | None:
     def multiple(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
         return factor * oracle(call, rows)
 
-    about = f"every output is {factor:.4g} times what it should be"
+    about = f"every output is {factor:.4g} times the correct value"
     return Bug(OUTPUT_SCALED, "output scaled", about, GAINS[OUTPUT_SCALED], "gain", multiple)
 
 
 def _over(failing: Sequence[CallResult]) -> Tensor:
-    """Sum the errors over all cells that fail, float64 [7]."""
+    """Sum the errors over all failing cells, float64 [7]."""
     return torch.stack([o.off[o.failing].sum(0) for o in failing]).sum(0)
 
 
@@ -246,7 +242,7 @@ def _fit(
         if off is None:
             return None
         violated = _violated(o, relative_l1(off), heads)
-        if _sequences(o, violated) & _sequences(o, o.failing):  # no condition of sequences tells these apart
+        if _sequences(o, violated) & _sequences(o, o.failing):  # no condition on sequences separates these
             return None
         total += off[o.failing].sum(0)
         spared += bool(violated.any())
@@ -264,7 +260,7 @@ def _fit(
 
 
 def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:
-    """Find the cells of these heads, where the layer has them, that pass although the hypothesis predicts a failure."""
+    """Find the cells of these heads (those in the layer) that pass although the hypothesis predicts a failure."""
     chosen = torch.zeros_like(o.failing)
     columns = [head - o.call.spec.first_head for head in heads]
     chosen[:, [column for column in columns if 0 <= column < chosen.shape[1]]] = True
@@ -277,10 +273,11 @@ def _sequences(o: CallResult, cells: Tensor) -> set[int]:
 
 
 def explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:
-    """Sum the errors of an output against that of a hypothesis, float64 [cells, num_q_heads, 7].
+    """Sum the errors of an output against a hypothesis's output.
 
-    None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
-    result's `fit_bounds`.
+    Returns:
+        float64 [cells, num_q_heads, 7], or None if the hypothesis does not show on the call, or if its distance exceeds the
+        result's `fit_bounds` in a failing cell.
     """
 
     def against(cells: CallCells) -> Tensor | None:
@@ -289,7 +286,7 @@ def explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:
 
     of_row = result.cells.of_row
     if of_row.numel() * result.call.k.shape[0] * result.call.q.shape[1] > _SMALL_SCORES:
-        # Most hypotheses are wrong by far, which some queries show: the limit is rigorous, so no right one is lost.
+        # A few queries rule out most hypotheses, which are far off. The limit is rigorous, so no correct one is lost.
         few = against(result.cells.at(torch.arange(0, of_row.numel(), _FEW, device=of_row.device)))
         if few is None or _ruled_out(few, result):
             return None
@@ -300,7 +297,7 @@ def explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:
 
 
 def _leaves_queries(hypothesis: Bug, result: CallResult) -> bool:
-    """Return True if a query out of bounds stays so in a cell within its own: its cell would excuse any hypothesis."""
+    """Return True if a wrong query in a cell within bounds stays out of bounds: such a cell would accept any hypothesis."""
     wrong = result.wrong_queries
     if not wrong:
         return False
@@ -319,9 +316,9 @@ def _leaves_queries(hypothesis: Bug, result: CallResult) -> bool:
 
 
 def _ruled_out(some: Tensor, result: CallResult) -> bool:
-    """Return True if the distance over all queries exceeds a failing cell's bounds, judging from some of the queries."""
-    # Let d be the difference over some queries, D that over all, and S the size of what is expected. S is at most |out| + D and D
-    # at least d, so D / S is at least d / (|out| + d).
+    """Return True if some of the queries prove that the distance over all queries exceeds a failing cell's bounds."""
+    # Let d be the difference over some queries, D the difference over all, and S the size of the expected output. S is at most
+    # |out| + D and D at least d, so D / S is at least d / (|out| + d).
     difference = some[..., SUMS.index("difference")]
     least = difference / (result.size + difference).clamp(min=torch.finfo(torch.float64).tiny)
     beyond = (least > result.fit_bounds) | (some[..., SUMS.index("nonfinite")] > 0)

@@ -1,4 +1,4 @@
-"""The error of an output by cell: relative L1 by sequence, query position and head; and whether tensors hold the same values."""
+"""The error of an output by cell (relative L1 by sequence, query position and head), and tests of tensors for equal values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CallCells:
         sequence: sequence of each cell.
         position: index into `assay.harness.conditions.POSITION.labels` of each cell.
         of_row: int64 [rows], the cell of each query.
-        rows: int64 [rows], the packed query rows that are compared, in increasing order; None for all.
+        rows: int64 [rows], the packed query rows that are compared, in increasing order, or None for all.
     """
 
     sequence: tuple[int, ...]
@@ -33,7 +33,7 @@ class CallCells:
     rows: Tensor | None = None
 
     def at(self, chosen: Tensor) -> CallCells:
-        """Return all cells, with some of their queries: `chosen` are places in `of_row`, int64, in increasing order."""
+        """Return all cells with some of their queries: `chosen` are indices into `of_row`, int64, in increasing order."""
         return CallCells(
             self.sequence, self.position, self.of_row[chosen], chosen if self.rows is None else self.rows[chosen]
         )
@@ -58,11 +58,11 @@ class CallCells:
 
 
 def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
-    """Make the cells of a call that hold a query.
+    """Return the cells of a call that hold a query.
 
     Args:
         call: the call.
-        compared: packed query rows that are compared, int64, in increasing order; None for all.
+        compared: packed query rows to compare, int64, in increasing order, or None for all.
     """
     sequence: list[int] = []
     position: list[int] = []
@@ -85,10 +85,10 @@ def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
 def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
     """Sum the errors of `out` by cell, float64 [cells, num_q_heads, 7], on the CPU: the columns of `SUMS`.
 
-    NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
+    NaN in `expected` means undefined and is not compared. Infinity matches anything that is not finite.
 
     Args:
-        out: [total_q, num_q_heads, head_dim_v], or its rows that are compared.
+        out: [total_q, num_q_heads, head_dim_v], or only the compared rows.
         expected: likewise.
         cells: the cells.
     """
@@ -96,7 +96,7 @@ def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
 
 
 def row_deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
-    """Compute the same by query: float64 [rows, num_q_heads, 7], on the device of `out`."""
+    """Compute the columns of `SUMS` by query: float64 [rows, num_q_heads, 7], on the device of `out`."""
     return query_sums(_compared(out, cells), _compared(expected, cells))
 
 
@@ -127,12 +127,12 @@ def same_values(a: Tensor, b: Tensor) -> bool:
         )
         if same:
             return True
-        if a.dtype.itemsize == 1 and a.is_floating_point():  # not every device compares FP8
+        if a.dtype.itemsize == 1 and a.is_floating_point():  # not every device can compare FP8
             return False
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def all_finite(values: Tensor) -> bool:
     """Return True if no element is infinite or NaN."""
-    # A sum is finite only if all of its terms are, and costs a tenth of asking each; one that overflows says nothing.
+    # A sum is finite only if all its terms are, and costs a tenth of testing each. A sum that overflows proves nothing.
     return math.isfinite(float(values.sum(dtype=torch.float64))) or bool(values.isfinite().all())

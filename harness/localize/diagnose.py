@@ -1,4 +1,4 @@
-"""A kernel's results -> findings in words."""
+"""Turns a kernel's results into findings."""
 
 from __future__ import annotations
 
@@ -34,25 +34,24 @@ TITLES = {
     QUANTISATION_NOT_RUN: "declared quantisation not run",
     LSE_WRONG: "log-sum-exp wrong",
 }
-"""Findings besides the hypotheses of `assay.harness.attention.bugs.family.FAMILY`: id -> title."""
+"""Findings in addition to the hypotheses of `assay.harness.attention.bugs.family.FAMILY`: id -> title."""
 _CACHED = {True: "with a cached prefix", False: "without a cached prefix"}
 
 
 def diagnose(run: KernelRun, reproduce: str = "", tried: Tried | None = None) -> list[Finding]:
-    """Diagnose what is wrong with a kernel: named bugs first (a leak across requests before all others), then its behaviour.
+    """Diagnose a kernel: named bugs first (a leak across requests before all others), then its behaviour.
 
-    One cause is one finding: the wrong outputs of a kernel that errs by chance, or by what it keeps between calls, are evidence
-    of that.
+    Each cause is one finding: if a kernel errs by chance, or keeps state between calls, its wrong outputs are evidence of that.
 
     Args:
         run: its results.
         reproduce: a command that reproduces the findings.
-        tried: the condition under which the kernel is wrong, where it was tried. Where none was, the phases are said in which it
-            is wrong, and whether a prefix is cached, if all such calls agree.
+        tried: the condition under which the kernel is wrong, as experiments confirmed it. Without one, findings name the phases
+            that are wrong, and whether a prefix is cached, if all such calls agree.
 
     Returns:
-        Findings; empty if every cell is within its bound, every output was reproducible, no input was overwritten and no call
-        was refused.
+        The findings, or an empty list if every cell is within its bound, every output was reproducible, no input was overwritten
+        and no call was refused.
     """
     layers = sorted({result.call.layer for result in (*run.results, *run.drawn)})
     with few_threads([result.call for result in run.results]):
@@ -70,7 +69,7 @@ def diagnose(run: KernelRun, reproduce: str = "", tried: Tried | None = None) ->
 
 
 def _joined(bugs: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
-    """Join both; what has the name of a bug is further evidence of it."""
+    """Join both: a finding with the name of a bug becomes further evidence of it."""
     joined = list(bugs)
     for finding in others:
         place = next((at for at, bug in enumerate(joined) if bug.id == finding.id), None)
@@ -125,7 +124,7 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
 
 
 def _when(cause: Cause, run: KernelRun, tried: Tried | None) -> tuple[str, str]:
-    """Describe the calls that are wrong besides their phases, and the others, which are right; both may be empty."""
+    """Describe the wrong calls (beyond their phases) and the correct ones; both may be empty."""
     if tried is not None and (tried.rule or tried.context):
         said = words(tried.rule, tried.context)
         if (prefix := {"a prefix is cached": True, "no prefix is cached": False}.get(said)) is not None:
@@ -138,7 +137,7 @@ def _when(cause: Cause, run: KernelRun, tried: Tried | None) -> tuple[str, str]:
         return "", ""
     if any(phase in cause.phases for phase, _ in right):
         if len(cached) > 1:
-            return "", ""  # no product of phases and prefixes
+            return "", ""  # not a product of phases and prefixes
         [prefix] = cached
         alone = all(phase in cause.phases for phase, _ in right)
         return _CACHED[prefix], _CACHED[not prefix] if alone else "in all other calls"
@@ -146,12 +145,12 @@ def _when(cause: Cause, run: KernelRun, tried: Tried | None) -> tuple[str, str]:
 
 
 def _is_scattered(cause: Cause, run: KernelRun, tried: Tried | None) -> bool:
-    """Return True if calls are right on which the best hypothesis would show, and nothing is known that tells them apart."""
+    """Return True if some calls on which the best hypothesis would show are correct, and no known condition separates them."""
     return cause.spared > 0 and tried is None and not _when(cause, run, tried)[1]
 
 
 def _once(cause: Cause, run: KernelRun, when: str, tried: Tried | None) -> str:
-    """Describe when a kernel does something, after what it does."""
+    """Describe when a kernel does something, phrased to follow the action."""
     once = {_CACHED[True]: "once a prefix is cached", _CACHED[False]: "where no prefix is cached"}
     if tried is not None:
         return once.get(when, when)
@@ -162,7 +161,7 @@ def _once(cause: Cause, run: KernelRun, when: str, tried: Tried | None) -> str:
 
 
 def _diagnosis(cause: Cause, place: str, elsewhere: str) -> str:
-    """Describe what is computed, where, how far from the named formula and from attention, and where the kernel is correct."""
+    """Describe the formula that is computed and where, its distances from the output, and where the kernel is correct."""
     best = cause.hypotheses[0] if cause.hypotheses else None
     away = f"correct attention differs by {percent(cause.oracle_error)}"
     if best is None:
@@ -180,18 +179,18 @@ def _diagnosis(cause: Cause, place: str, elsewhere: str) -> str:
 
 
 def does(bug: Bug | None, condition: str = "") -> str:
-    """Describe what the kernel does and when, in words that follow its name: "applies a causal mask once a prefix is cached"."""
+    """Describe what a kernel does, and when, as a predicate of its name: "applies a causal mask once a prefix is cached"."""
     act = "computes something other than attention" if bug is None else bug.does or f"computes {bug.title}"
     return f"{act} where {condition}" if condition else act
 
 
 def _of_layers(chosen: Collection[int], layers: Collection[int]) -> list[str]:
-    """Describe the layers of some calls; nothing where all calls are of one, which need not matter."""
+    """Describe the layers of some calls, or nothing if all calls are in one layer, which need not matter."""
     return [some("layer", sorted(chosen), layers)] if len(layers) > 1 else []
 
 
 def _heads(cause: Cause) -> str:
-    """Describe the wrong heads; where calls have other heads, only whether all heads of each call are wrong."""
+    """Describe the wrong heads, or only whether all heads of each call are wrong if calls differ in heads."""
     calls = [result.call for result in cause.failing]
     if len({(call.spec.first_head, call.q.shape[1]) for call in calls}) > 1:
         every = all(bool(result.failing.any(0).all()) for result in cause.failing)
@@ -200,7 +199,7 @@ def _heads(cause: Cause) -> str:
 
 
 def _extent(cause: Cause, run: KernelRun) -> str:
-    """Describe how many calls fail, those of experiments aside, and by how much at worst."""
+    """Describe how many calls fail (not counting experiments), and by how much at worst."""
     there = [result for result in run.results if result.call.layer in cause.layers]
     failing = [result for result in there if result.fails]
     worst = max(failing or cause.failing, key=lambda result: result.worst)
@@ -212,7 +211,7 @@ def _extent(cause: Cause, run: KernelRun) -> str:
 
 
 def _queries(cause: Cause) -> str:
-    """Describe the worst of the queries that are out of bounds in cells within theirs; empty if there is none."""
+    """Describe the worst query that is out of bounds in a cell within bounds, or return an empty string if there is none."""
     wrong = [(result, result.wrong_queries) for result in cause.failing if result.wrong_queries]
     if not wrong:
         return ""
@@ -237,18 +236,18 @@ def _finding(
 
 
 def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
-    """Find what no single call shows; see `assay.harness.localize.pooled`."""
+    """Find errors that no single call shows; see `assay.harness.localize.pooled`."""
     findings = []
     if wrong := scaled(run.results):
         text = (
-            f"the output is {wrong.value:.5f} times what it should be; rounding explains a deviation of at most "
+            f"the output is {wrong.value:.5f} times the correct value; rounding explains a deviation of at most "
             f"{wrong.limit:.1g} from 1"
         )
-        calls = f"over {counted(len(wrong.results), 'call')}, each of which is within its bound"
+        calls = f"over {counted(len(wrong.results), 'call')}, each within its bound"
         findings.append(_finding(OUTPUT_SCALED, _groups(wrong.groups), text, calls, reproduce))
     if idle := not_run(run.results):
         text = (
-            f"the error is {percent(idle.value)} of what {idle.results[0].noise} must cost, and a kernel of that family "
+            f"the error is {percent(idle.value)} of the noise that {idle.results[0].noise} causes, and a kernel of that family "
             f"has at least {percent(idle.limit)}: the kernel that declares it probably did not run"
         )
         calls = (
@@ -259,7 +258,7 @@ def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
 
 
 def _groups(groups: Sequence[Group]) -> str:
-    """Describe groups of calls, the widest first: "extend and decode, float16"; one by one if they are no product of axes."""
+    """Describe groups of calls, widest first: "extend and decode, float16"; one by one if they are not a product of axes."""
     widest = [group for group in groups if not any(set(other) < set(group) for other in groups)]
     values: dict[str, list[str]] = {}
     for axis, value in (pair for pairs in widest for pair in pairs):
@@ -278,7 +277,7 @@ def _named(axis: str, values: Sequence[str]) -> str:
 
 
 def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
-    """Find log-sum-exps that are out of bounds, and name the bug that gives them on all calls."""
+    """Find log-sum-exps that are out of bounds, and name the bug that explains them on all calls."""
     errors = [(result, result.lse_errors) for result in run.results if result.lse_errors is not None]
     wrong = [(result, error) for result, error in errors if error.wrong]
     if not wrong:
@@ -329,7 +328,7 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
         errors = [result.repeat for result in random]
         text = f"the same call, run twice in a row, gives outputs that differ {_by_up_to(errors)}"
         findings.append(finding(NONDETERMINISM, random, text, errors))
-    # A kernel that errs by chance also differs late; so does one whose runs differ, unless only the late run is beyond noise.
+    # A kernel that errs by chance also differs late. So does a kernel whose runs differ, unless only the late run exceeds noise.
     by_chance = any(result.repeat > result.limits.largest_bound for result in random)
     if not by_chance and (
         late := [r for r in run.results if r.late_differs and (not r.repeats_differ or _only_late(r))]

@@ -1,4 +1,4 @@
-"""Draws the calls on which a condition is tried: around a failing one, and around those that were made."""
+"""Draws the calls on which a condition is tested: around a failing call, and around calls that were made."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from assay.harness.attention.shapes import Shape
 from assay.harness.localize.lab import Lab, Place, work_of
 
 Axes = Mapping[str, Sequence[Any]]
-"""Fields of a shape that are varied, and their values."""
+"""The fields of a shape to vary, and their values."""
 _BLOCKS = (16, 32, 64, 128, 256)
-# Products of queries, keys, q heads and head dim of a call that is drawn: a few milliseconds.
+# Largest product of queries, keys, q heads and head dim of a drawn call: a few milliseconds.
 MOST_WORK = 2**24
 
 
 class Drawer:
-    """Draws shapes at random: around a failing one, and around those that were run."""
+    """Draws shapes at random, around a failing one and around those that were run."""
 
     def __init__(self, lab: Lab, place: Place, axes: Axes, seed: int) -> None:
         self._lab, self._place, self._axes, self._random = lab, place, axes, random.Random(seed)
@@ -27,7 +27,7 @@ class Drawer:
         self.dtype = place.shape.dtype
 
     def __call__(self, count: int) -> Iterator[Shape]:
-        """Yield shapes that were not asked for, at most so many, that have the base's values of the fields that are held."""
+        """Yield up to `count` new shapes that have the base's values of the held fields."""
         base = {name: getattr(self._place.shape, name) for name in self.held if name != "lens"}
         for _ in range(count):
             shape = replace(self._changed() if self._random.random() < 0.5 else self._fresh(), **base)
@@ -39,7 +39,7 @@ class Drawer:
                 yield shape
 
     def beside(self, shape: Shape, by: int) -> Iterator[Shape]:
-        """Yield shapes that differ from one in a length, by a few tokens or about this number, or in heads."""
+        """Yield shapes that differ from this one in a length, by a few tokens or about `by`, or in heads."""
         if "heads" not in self.held:
             yield from (replace(shape, heads=heads) for heads in self._axes["heads"])
         steps = {-2, -1, 1, 2, *(by // n for n in {1, 2, shape.heads[0], shape.heads[0] // shape.heads[1]})} - {0}
@@ -53,7 +53,7 @@ class Drawer:
                         yield changed
 
     def _changed(self) -> Shape:
-        """Draw a shape that differs from one that was run in an axis or a sequence."""
+        """Draw a shape that differs in an axis or a sequence from one that was run."""
         chance = self._random
         shape = chance.choice(self._lab.wrong_ones if chance.random() < 0.5 else list(self._lab.known))
         if chance.random() < 0.4:
@@ -77,7 +77,7 @@ class Drawer:
     def _fresh(self) -> Shape:
         chance, shape = self._random, self._place.shape
         changes = {name: self._value(name) for name in self._axes if chance.random() < 0.25}
-        if "heads" in changes and chance.random() < 0.5:  # numbers of q heads that say nothing of their ratio
+        if "heads" in changes and chance.random() < 0.5:  # q heads that are independent of the ratio
             kv_heads = chance.randint(1, 8)
             changes["heads"] = kv_heads * chance.randint(1, 8), kv_heads
         phase = shape.phase if chance.random() < 0.75 else chance.choice(self._lab.guard.assay.phases)
@@ -94,7 +94,7 @@ class Drawer:
         return replace(shape, phase=phase, lens=tuple(lens), **changes)
 
     def _value(self, name: str) -> Any:
-        """Draw a value of an axis; of what calls ask for, every third is of two features."""
+        """Draw a value of an axis. Every third draw of what calls ask for combines two features."""
         drawn: Any = self._random.choice(self._axes[name])
         if name == "asked" and self._random.random() < 0.3:
             more: tuple[str, ...] = self._random.choice(self._axes[name])
@@ -103,14 +103,14 @@ class Drawer:
 
     def _sequence(self, single: bool, count: int) -> tuple[int, int]:
         few = count < 3
-        if few and self._random.random() < 0.06:  # what holds of long prefixes may end at a longer one
+        if few and self._random.random() < 0.06:  # a rule about long prefixes may end at a longer one
             return 1 if single else self._random.randint(1, 20), self._random.randint(self._longest, 3 * self._longest)
         cached = single or self._random.random() < 0.75
         prefix = self._length(int(single), self._longest if few else 200) if cached else 0
         return 1 if single else self._length(1, 300 if few else 100), prefix
 
     def _length(self, least: int, most: int) -> int:
-        """Draw a length: half of them at the edge of a block."""
+        """Draw a length, at the edge of a block in half of all draws."""
         chance = self._random
         if chance.random() < 0.5:
             n = chance.choice(_BLOCKS) * chance.choice((1, 1, 1, 2, 3)) + chance.choice((-1, 0, 0, 1))

@@ -1,8 +1,8 @@
-"""Which calls a wrong kernel gets wrong: tried before it is said.
+"""Finds the condition under which a kernel is wrong, and tests it on fresh calls before reporting it.
 
-Around the smallest failing shape one axis at a time is varied with all others held, and borders of lengths are found by bisection.
-The simplest rules that agree with every sequence that was run are tried on fresh calls: on those on which they disagree, on calls
-that meet the first or do not, and at its limits. What contradicts it joins the runs.
+Around the smallest failing shape, each axis is varied with all others held, and borders of lengths are found by bisection. The
+simplest rules that agree with every sequence so far are tested on fresh calls: where the rules disagree, on both sides of the
+first rule, and at its limits. Calls that contradict it join the runs.
 
 After Alhazen (Kampmann et al., "When does my program do this?", ESEC/FSE 2020), which refines a theory of
 failures by further inputs, and Hypothesis's explain phase.
@@ -36,9 +36,9 @@ _SCANNED = sorted(
     {*range(21), 40, 77, 100, 150, 200, 300, 417}
     | {n + d for n in (32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512) for d in (-1, 0, 1)}
 )
-"""Lengths that are tried of a sequence: all small ones, and those around multiples of 16 and 64."""
+"""Lengths to try for a sequence: all small ones, and those around multiples of 16 and 64."""
 _COMPANY: tuple[Lens, ...] = (((7, 0),), ((9, 40),), ((3, 300),), ((0, 20),), ((1, 33),), ((70, 12),))
-"""Neighbours that are put before, behind and around a sequence."""
+"""Neighbours to put before, after and around a sequence."""
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33)
 _HEADS = (
     (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2),
@@ -50,8 +50,8 @@ _USUAL: tuple[dict[str, Any], ...] = (
     {"grad_mode": ""}, {"layout": "packed"}, {"ways": ()}, {"asked": ()}, {"first_head": 0}, {"layer": 0},
     {"data": "normal"}, {"head_dim_v": 0}, {"dtype": torch.float32}, {"head_dim": 64}, {"heads": (4, 2)}, {"heads": (2, 1)},
 )  # fmt: skip
-# Features that a context holds, by the field of the shape that decides them, and the fields that contexts hold, narrower and
-# narrower, where no rule holds on all calls.
+# Features that a context can hold fixed, by the field of the shape that decides them. If no rule holds on all calls, contexts
+# hold more and more of these fields.
 _HELD = {
     "phase": ("phase",), "dtype": ("dtype",), "asked": ("asked",), "data": ("data",), "layer": ("layer",), "layout": ("layout",),
     "grad_mode": ("autograd",), "first_head": ("first_head",), "head_dim": ("head_dim",),
@@ -61,18 +61,18 @@ _NARROW = 10  # fields
 _CONTEXTS = (*map(tuple[str, ...], ((), ("dtype",))), *(tuple(_HELD)[:n] for n in (1, 2, 3, -1, len(_HELD))))
 _CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR, _BESIDE = 3, 8, 1500, 12, 4, 12
 _EACH_SIDE, _LEAST_EACH_SIDE, _MOST_EACH_SIDE = 15, 8, 150
-# What a rule may cost more than the first and still be its rival.
+# A rule is a rival of the first if it costs at most this much more.
 _TIE = 0.3
-# Share of the budget up to which axes are varied one at a time: the rest is for what is said.
+# Share of the budget for varying one axis at a time. The rest is for testing the condition.
 _SCANNING = 0.5
-# Shapes that are drawn for whoever tells rivals apart.
+# Shapes drawn for callers that separate rivals.
 _LOOKED_AT = 400
-# Wrong calls whose cells are looked at, and the least error of a cell that counts as wrong, also in roundings.
+# Number of wrong calls whose cells are examined, and the least error of a wrong cell: absolute, and in roundings.
 _TOLD, _SEEN, _ROUNDINGS = 20, 1e-3, 30.0
 
 
 def simplest(lab: Lab, place: Place) -> Place:
-    """Make a failing shape simpler as long as the sequence stays wrong: usual values, no company, few tokens."""
+    """Simplify a failing shape as long as the sequence stays wrong: usual values, no company, few tokens."""
     while (simpler := next((other for other in _simpler(place) if lab.wrong(other.shape, other.at)), None)) is not None:
         place = simpler
     return place
@@ -104,7 +104,7 @@ def _fewer(count: int, least: int) -> list[int]:
 
 
 def _axes(lab: Lab) -> Axes:
-    """Return the fields of a shape that are varied, and their values."""
+    """Return the fields of a shape to vary, and their values."""
     asked = [()] + [(value,) for values in values_of(lab.guard.assay.features).values() for value in values]
     layouts = ("packed", "sliced", "heads first", "each its own")
     return {
@@ -115,11 +115,7 @@ def _axes(lab: Lab) -> Axes:
 
 
 def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
-    """Vary each axis of a shape with all others held, as far as the budget for it goes.
-
-    Returns:
-        The axes that have a value with which the sequence is right.
-    """
+    """Vary each axis of a shape with all others held, within the budget; return the axes with a value that is correct."""
     by_axis: dict[str, dict[Value, bool]] = {}
 
     def tell(axis: str, value: Value, answer: bool | None) -> None:
@@ -142,7 +138,7 @@ def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
 
 
 def _vary(lab: Lab, place: Place, axes: Axes, tell: Callable[[str, Value, bool | None], None]) -> None:
-    """Ask for each value of each axis, and tell what came of it; find the borders of lengths by bisection."""
+    """Ask for each value of each axis and report the answer to `tell`; find the borders of lengths by bisection."""
     shape, own = place.shape, place.own
     for name, values in axes.items():
         for value in values:
@@ -194,15 +190,16 @@ def _by_size(pair: tuple[Value, bool]) -> float:
 
 @dataclass(frozen=True)
 class Experiments:
-    """What experiments showed.
+    """Results of experiments.
 
     Attributes:
-        tried: the condition under which sequences are wrong; None if no simple one agrees with every call, or the budget was spent.
-        place: the simplest sequence that is wrong; None if none is whatever the numbers are.
-        axes: its axes, varied one at a time.
+        tried: the condition under which sequences are wrong, or None if no simple one agrees with every call or the budget ran
+            out.
+        place: the simplest wrong sequence, or None if no sequence is wrong for all numbers.
+        axes: its axes, each varied alone.
         kept: small calls that were made, with their shapes.
-        points: all sequences that were run, by their features, and whether they were wrong.
-        drawer: draws further ones.
+        points: the features of all sequences that were run, and whether each was wrong.
+        drawer: draws more shapes.
     """
 
     tried: Tried | None = None
@@ -213,7 +210,7 @@ class Experiments:
     drawer: Drawer | None = None
 
     def drawn(self) -> Iterator[Shape]:
-        """Yield shapes of calls like those that were tried, which were not; none if nothing was tried."""
+        """Yield shapes of untried calls like those that were tried, or nothing if nothing was tried."""
         if self.drawer is None:
             return iter(())
         self.drawer.held = ()
@@ -226,13 +223,13 @@ NOTHING_TRIED = Experiments()
 def experiment(
     lab: Lab, failing: Iterable[Place], others: Iterable[tuple[Shape, Came]] = (), seed: int = 0
 ) -> Experiments:
-    """Find the condition under which sequences are wrong, and the simplest place where one is.
+    """Find the condition under which sequences are wrong, and the simplest wrong sequence.
 
     Args:
         lab: the kernel.
-        failing: wrong sequences, those of the smallest calls first. The first that is wrong with other numbers too is the base.
-        others: what came of calls that were made before.
-        seed: of what is drawn.
+        failing: wrong sequences, smallest calls first. The first that stays wrong with other numbers becomes the base.
+        others: earlier calls and their outcomes.
+        seed: the seed of all draws.
     """
     place: Place | None = None
     varied: tuple[Axis, ...] = ()
@@ -253,9 +250,9 @@ def experiment(
         for drawer.held in _CONTEXTS:
             narrow = len(drawer.held) > 1
             if len(drawer.held) >= _NARROW and lab.mixed * _NARROW > lab.points.wrong.count(True):
-                break  # with all else held, a fault that depends on the numbers looks like a condition of anything
+                break  # with all else held, a fault that depends on the numbers can look like any condition
             context = {name: own[name] for field in drawer.held for name in _HELD[field]}
-            # That every call is wrong with all else held says less than the axes do.
+            # With all else held, "every call is wrong" says less than the axes do.
             if (tried := _challenged(lab, drawer, context)) is not None and (tried.rule or not narrow):
                 if lab.name == OUTPUT:
                     tried = tried.model_copy(update={"part": _part(lab, drawer, tried)})
@@ -266,9 +263,9 @@ def experiment(
 
 
 def contradicts(result: CallResult, tried: Tried) -> bool:
-    """Return True if a sequence of a call is wrong, and a condition says that it is right.
+    """Return True if a sequence of a call is wrong although a condition calls it correct.
 
-    Of a call that no lab made it is not known what its data is like: conditions of that are not contradicted.
+    A condition on the data is never contradicted, since only a lab knows the kind of data in a call.
     """
     shape = shape_of(result.call)
     known = [features(shape, b) for b, wrong in enumerate(wrong_sequences(result)) if wrong]
@@ -289,7 +286,7 @@ def _shown(
 
 
 def _challenged(lab: Lab, drawer: Drawer, context: Mapping[str, Value]) -> Tried | None:
-    """Seek a rule within a context that survives fresh calls; None if none does."""
+    """Return a rule within a context that survives fresh calls, or None if there is none."""
     for _ in range(_ROUNDS):
         rivals = rules(lab.points.within(context))
         if not rivals:
@@ -331,10 +328,10 @@ def _challenged(lab: Lab, drawer: Drawer, context: Mapping[str, Value]) -> Tried
 
 
 def _telling(points: Points, drawn: Points, rule: Rule, met: NDArray[np.bool_]) -> Iterator[np.intp]:
-    """Yield which drawn sequences are asked for: those on which rivals differ, and those nearest to a limit of the first.
+    """Yield the drawn sequences to ask for: those on which rivals differ, and those nearest to a limit of the first.
 
-    A call that lacks one property of a rule alone says more of it than one that lacks several; and so does one that meets the rule,
-    but lacks what else all wrong ones had in common.
+    A call that lacks exactly one property of a rule says more than one that lacks several. So does a call that meets the rule but
+    lacks another property that all wrong calls shared.
     """
     for rival in met[1:]:
         yield from np.flatnonzero(rival != met[0])[:_NEAR]
@@ -354,7 +351,7 @@ def _telling(points: Points, drawn: Points, rule: Rule, met: NDArray[np.bool_]) 
 
 
 def _between(lab: Lab, drawer: Drawer, context: Known, rule: Rule) -> Iterator[Shape]:
-    """Yield shapes with a sequence between what was right and what was wrong, at each limit of a rule: so limits are bisected."""
+    """Yield shapes with a sequence between the correct and the wrong ones at each limit of a rule, to bisect the limits."""
     inside = np.array([context.items() <= known.items() for known in lab.points.known])
     places = [place for place, there in zip(lab.places, inside, strict=True) if there]
     points = lab.points.within(context)
@@ -381,7 +378,7 @@ def _between(lab: Lab, drawer: Drawer, context: Known, rule: Rule) -> Iterator[S
             yield drawn[value]
 
 
-# Features of which one follows from another where sequences have one new token or are alone, and those of what is asked.
+# Features that follow from each other if sequences have one new token or are alone, and features that calls ask for.
 _FOLLOW = {
     "prefix", "length", "prefix-new", "key_end", "longest", "longest_prefix", "shortest", "least_new", "least_prefix", "new",
     "earlier-length", "total_keys", "row_end", "total_new", "row", "length-first", "prefix-first", "length-before", "prefix-before",
@@ -391,7 +388,7 @@ _FOLLOW = {
 
 
 def _part(lab: Lab, drawer: Drawer, tried: Tried) -> Rule:
-    """Seek which queries, heads and dims of wrong sequences are wrong: what holds on fresh calls too. None if it is all of them."""
+    """Return the rule for the wrong queries, heads and dims that holds on fresh calls too, or () if all of them are wrong."""
     cells, dims = Points(), Points()
 
     def there(shape: Shape) -> list[int]:
@@ -419,7 +416,7 @@ def _part(lab: Lab, drawer: Drawer, tried: Tried) -> Rule:
 
 
 def _ends(wrong: torch.Tensor) -> list[int]:
-    """List some places of a row of flags: those around its first changes, and at the borders of blocks."""
+    """List some indices of a row of flags: around its first changes, and at the borders of blocks."""
     changes = (wrong[1:] != wrong[:-1]).nonzero().flatten()[:4].tolist()
     near = {place + more for place in changes for more in (0, 1)}
     return sorted(
@@ -428,13 +425,13 @@ def _ends(wrong: torch.Tensor) -> list[int]:
 
 
 def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims: Points) -> None:
-    """Add some queries and heads of sequences of a call, and some dims of what is wrong, unless it is between wrong and right."""
+    """Add some queries and heads of a call's sequences, and some dims of wrong ones, but nothing that is borderline."""
     call, ratio, exact = result.call, result.call.heads.group, least_error(result.call.q.dtype)
     off, right = relative_l1(result.by_row).nan_to_num(nan=np.inf), truth(call)
     wrong_from, width = max(_SEEN, _ROUNDINGS * exact), right.shape[-1]
     size = right.abs().mean(-1, keepdim=True)
     by_dim = ((result.out[: len(right)] - right).abs() / size).nan_to_num(nan=np.inf)
-    shows = (right.abs() / size).nan_to_num() > wrong_from  # a dim that is nearly zero may be right by chance
+    shows = (right.abs() / size).nan_to_num() > wrong_from  # a dim that is nearly zero may be correct by chance
     for b in sequences:
         start, new, q_heads = call.cu_seqlens_q.tolist()[b], call.lens_q[b], call.q.shape[1]
         for i in _ends((off[start : start + new] >= wrong_from).any(1)):

@@ -1,4 +1,4 @@
-"""What may be wrong with a call: the questions that experiments, and the search for the smallest call, ask of what came of it."""
+"""Faults of a call: the tests that experiments, and the search for the smallest call, apply to a call's outcome."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from assay.harness.localize.raised import RAISED
 from assay.harness.stats.query_bounds import least_error
 
 Came = CallResult | str
-"""What came of a call: a result, or why the kernel gave none."""
+"""The outcome of a call: a result, or the reason why the kernel gave none."""
 Fault = Callable[[Came], tuple[bool, ...] | bool | None]
-"""Tells whether something is wrong with each sequence of a call, or with the call as a whole; None where that cannot be told."""
+"""Decides whether each sequence of a call is wrong, or the call as a whole; returns None if it cannot decide."""
 
 OUTPUT, OUTSIDE = "output", "outside"
-"""Names of the faults that outputs are out of bounds, and that a kernel writes outside of its tensors."""
-# Own error of a cell from which on it is wrong whatever the noise is; or as a multiple of the largest bound in its dtype.
+"""Names of two faults: outputs are out of bounds, and the kernel writes outside of its tensors."""
+# Own error above which a cell is wrong for any noise: absolute, and as a multiple of the largest bound in its dtype.
 _CLEARLY, _TIMES_BOUND = 0.3, 30.0
 
 
 def wrong_sequences(result: CallResult) -> tuple[bool, ...]:
-    """Tell for each sequence of a call whether a query of it is out of bounds."""
+    """Return, for each sequence of a call, whether one of its queries is out of bounds."""
     bad = {result.cells.sequence[int(cell)] for cell in result.failing.any(1).nonzero()} if result.fails else set()
     return tuple(b in bad for b in range(len(result.call.lens_q)))
 
 
 class WrongOutputs:
-    """Tells as `wrong_sequences` does, without simulating noise where every error is far beyond it or within rounding."""
+    """Decides like `wrong_sequences`, without simulating noise where every error is far beyond it or within rounding."""
 
     def __init__(self) -> None:
         self._clearly: dict[torch.dtype, float] = {}
 
     def clearly(self, dtype: torch.dtype) -> float:
-        """Return the own error from which on a cell is wrong, as far as it is known."""
+        """Return the own error above which a cell is known to be wrong."""
         return self._clearly.get(dtype, _CLEARLY)
 
     def __call__(self, came: Came) -> tuple[bool, ...] | None:
@@ -58,7 +58,7 @@ class WrongOutputs:
 
 
 class WrongLses:
-    """Tells for each sequence whether a log-sum-exp is out of bounds, and simulates noise as little as `WrongOutputs`."""
+    """Decides for each sequence whether a log-sum-exp is out of bounds; simulates noise as rarely as `WrongOutputs`."""
 
     def __init__(self) -> None:
         self._clearly: dict[torch.dtype, float] = {}
@@ -77,23 +77,23 @@ class WrongLses:
 
 
 def writes_inputs(came: Came) -> bool | None:
-    """Tell whether the kernel wrote to an input."""
+    """Return True if the kernel wrote to an input, or None if it gave no result."""
     return None if isinstance(came, str) else bool(came.mutated)
 
 
 def writes_outside(came: Came) -> bool | None:
-    """Tell whether the kernel wrote outside of its tensors."""
+    """Return True if the kernel wrote outside of its tensors, or None if it gave no result."""
     return None if isinstance(came, str) else bool(came.outside)
 
 
 def kind_of(why: str) -> str:
-    """Return what breaches of one kind have in common: the exception and the line that raised it, or that an output was wrong."""
+    """Return the common part of breaches of one kind: the exception and the line that raised it, or the wrong output."""
     kind, _, rest = why.partition(":")
     return f"{kind} {rest[rest.rfind('(') :]}" if why.startswith(RAISED) else kind
 
 
 def came_of(guard: Guard, call: AttentionCall) -> Came | None:
-    """Have a kernel compute a copy of a call, and return what came of it; None where the numbers overflow the dtype."""
+    """Have a kernel compute a copy of a call; return the outcome, or None if the numbers overflow the dtype."""
     try:
         return attempt(guard, call)
     except KernelRefused as refusal:
@@ -103,13 +103,13 @@ def came_of(guard: Guard, call: AttentionCall) -> Came | None:
 
 
 def shows(fault: Fault, came: Came) -> bool:
-    """Return True if something is wrong with a sequence of a call, or with all of it."""
+    """Return True if a sequence of a call, or the call as a whole, shows the fault."""
     answer = fault(came)
     return any(answer) if isinstance(answer, tuple) else bool(answer)
 
 
 def breaks(kind: str) -> Fault:
-    """Return the fault that the kernel breaks the contract in a way, by `kind_of`."""
+    """Return the fault of breaking the contract in one way, identified by `kind_of`."""
 
     def broken(came: Came) -> bool | None:
         """See `Fault`."""
@@ -119,7 +119,7 @@ def breaks(kind: str) -> Fault:
 
 
 def faults_of(breaches: Iterable[str]) -> dict[str, Fault]:
-    """Return all faults by name, outputs first: those of breaches by `kind_of`."""
+    """Return all faults by name, outputs first; breaches are named by `kind_of`."""
     kinds = dict.fromkeys(map(kind_of, breaches))
     faults: dict[str, Fault] = {OUTPUT: WrongOutputs(), LSE_WRONG: WrongLses(), INPUT_WRITTEN: writes_inputs}
     return faults | {OUTSIDE: writes_outside} | {kind: breaks(kind) for kind in kinds}

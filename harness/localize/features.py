@@ -1,4 +1,4 @@
-"""What is known of a sequence of a call, and how it is said: features by name, and properties of them in words."""
+"""The features of a sequence of a call by name, and the words for their properties."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from assay.harness.attention.shapes import Shape
 from assay.harness.evidence.kernel_result import Property, Value
 
 Known = Mapping[str, Value]
-"""Feature -> its value: numbers, NaN where there is none, and words."""
+"""Feature -> its value: a number (NaN if there is none) or a word."""
 ASKS = {
     "a window": "window ", "a soft cap": "softcap ", "sinks": "sinks", "a temperature": "temperature ", "stored K and V": "K and V",
     "padded rows": "padded", "attention without a causal mask": "not causal", "cross attention": "cross",
 }  # fmt: skip
-"""Features that calls ask for, in words that follow "the call asks for", and a part of the names of their values."""
+"""Features that calls ask for, phrased to follow "the call asks for" -> a part of the names of their values."""
 TILES = (16, 64, 128)
-"""Queries of a tile, by which tiles and items are counted."""
+"""Tile sizes in queries, for counting tiles and items."""
 
 
 def features(shape: Shape, at: int) -> dict[str, Value]:
-    """List what is known of a sequence of a call: of itself, of its company, and of the call."""
+    """List the features of a sequence of a call: its own, its neighbours' and the call's."""
     (new, prefix), lens = shape.lens[at], [n + p for n, p in shape.lens]
     others = [pair for b, pair in enumerate(shape.lens) if b != at]
     before, first = shape.lens[at - 1] if at else (np.nan, np.nan), shape.lens[0] if at else (np.nan, np.nan)
@@ -64,13 +64,13 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
 
 
 def _asked(shape: Shape, what: str) -> float:
-    """Return the number of a feature that a call asks for, NaN for none."""
+    """Return the number of a feature that a call asks for, or NaN if it does not ask for it."""
     return next((float(name.rpartition(" ")[2]) for name in shape.asked if name.startswith(f"{what} ")), np.nan)
 
 
 _NOUNS = {
-    "new": "new tokens", "prefix": "cached prefix", "prefix-new": "cached prefix less new tokens", "sequences": "sequences",
-    "index": "place in the batch", "after": "sequences behind it", "total_new": "new tokens of the batch",
+    "new": "new tokens", "prefix": "cached prefix", "prefix-new": "cached prefix minus new tokens", "sequences": "sequences",
+    "index": "place in the batch", "after": "sequences after it", "total_new": "new tokens of the batch",
     "total_keys": "keys of the batch", "row": "first row in q", "key_row": "first row in k",
     "longest": "length of the longest sequence",
     "longest_new": "most new tokens of a sequence", "longest_prefix": "longest cached prefix of the batch",
@@ -78,24 +78,24 @@ _NOUNS = {
     "least_prefix": "shortest cached prefix of the batch", "earlier_least_new": "fewest new tokens of a sequence before it",
     "before_new": "new tokens of the sequence before it", "before_prefix": "cached prefix of the sequence before it",
     "first_new": "new tokens of the first sequence", "first_prefix": "cached prefix of the first sequence",
-    "length-first": "length less that of the first sequence", "length-before": "length less that of the sequence before it",
-    "new-before": "new tokens less those of the sequence before it",
-    "prefix-before": "cached prefix less that of the sequence before it",
-    "prefix-first": "cached prefix less that of the first sequence", "q_heads": "q heads", "kv_heads": "kv heads",
-    "kv_heads-ratio": "kv heads less q heads per kv head",
+    "length-first": "length minus the first sequence's length", "length-before": "length minus the previous sequence's length",
+    "new-before": "new tokens minus the previous sequence's new tokens",
+    "prefix-before": "cached prefix minus the previous sequence's prefix",
+    "prefix-first": "cached prefix minus the first sequence's prefix", "q_heads": "q heads", "kv_heads": "kv heads",
+    "kv_heads-ratio": "kv heads minus q heads per kv head",
     "ratio": "q heads per kv head", "head_dim_v": "head_dim of v", "first_head": "first head",
-    "length-window": "length less the window",
-    "packed": "new tokens x q heads per kv head", "row_end": "last row in q, counted from 1,", "stored": "what is stored",
+    "length-window": "length minus the window",
+    "packed": "new tokens x q heads per kv head", "row_end": "last row in q, counted from 1,", "stored": "stored data",
     "key_end": "last row in k, counted from 1,", "softcap": "soft cap", "sinks": "sinks around",
     "items": "sequences x q heads", "autograd": "autograd mode", "asked": "what the call asks for", "ways": "way of calling",
-    "query-prefix": "query index less the cached prefix", "query": "query index", "queries_after": "queries behind it",
-    "dim": "output dim", "dims_after": "output dims behind it", "width": "output dims", "query_row": "row in q",
-    "heads_after": "q heads behind it", "packed_row": "query index x q heads per kv head + place among these", "head": "q head",
+    "query-prefix": "query index minus the cached prefix", "query": "query index", "queries_after": "queries after it",
+    "dim": "output dim", "dims_after": "output dims after it", "width": "output dims", "query_row": "row in q",
+    "heads_after": "q heads after it", "packed_row": "query index x q heads per kv head + place among these", "head": "q head",
     "kv_head": "kv head", "head_in_group": "place among the q heads of its kv head",
     **{f"tiles_of_{n}": f"tiles of {n} queries in the batch" for n in (16, 64, 128)},
     **{f"items_of_{n}": f"tiles of {n} queries up to its end x q heads" for n in (16, 64, 128)},
 }  # fmt: skip
-"""Features in words, where their names are not."""
+"""Words for the features whose names are not words."""
 _YES_OR_NO = {
     **{f"asks: {what}": (f"the call asks for {what}", f"the call does not ask for {what}") for what in ASKS},
     "as_long_as_another": ("another sequence is as long", "no other sequence is as long"),
@@ -143,7 +143,7 @@ _USUAL: Known = {
 
 
 def words(rule: Sequence[Property], context: Known | None = None) -> str:
-    """Say a rule, after "where": "decode, cached prefix >= 129 and head_dim is 128"."""
+    """Format a rule, phrased to follow "where": "decode, cached prefix >= 129 and head_dim is 128"."""
     held = context or {}
     usual = [name for name, value in _USUAL.items() if len(held) > len(_USUAL) and held.get(name) == value]
     said = [_said(Property(feature=name, kind="in", values=(held[name],))) for name in held if name not in usual]

@@ -1,4 +1,4 @@
-"""Running an arbitrary kernel on many calls: a breach of the contract is recorded, and the other calls still run."""
+"""Runs an arbitrary kernel on many calls. A breach of the contract is recorded, and the other calls still run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from assay.harness.text import percent
 from assay.worker import UNREAD, Journal
 
 MAX_REPEATED = 32
-"""Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
-the time of an interpreted kernel."""
+"""Calls to repeat after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling the time
+of an interpreted kernel."""
 
-# Outputs that are held, as a caller may hold them, to see whether a later one lies in their memory.
+# Outputs to hold, as a caller might, to see whether a later output reuses their memory.
 _HELD = 16
-# Keys of a call from which on kernels work in several partitions, whose launches they may count.
+# From this many keys on, kernels work in several partitions, whose launches they may count.
 _SEVERAL = 256
 
 
@@ -50,25 +50,25 @@ class _CopiedError(Exception):
 
 
 class Guard:
-    """A kernel as assay calls it: all that lies around one call to the user's function.
+    """A kernel as assay calls it: everything around one call to the user's function.
 
-    Called, it turns every breach of the contract into a refusal, and remembers it.
+    A call turns every breach of the contract into a refusal, and records it.
 
     Args:
         kernel: the kernel.
         declared: its declaration; by default its own.
-        journal: gets each call as a step, as the kernel may end its process at any of them, and the number of runs.
-        memory: as the attribute.
+        journal: receives each call as a step, since the kernel may end its process in any call, and the number of runs.
+        memory: see the attribute.
 
     Attributes:
         kernel: the kernel.
         assay: its declaration.
-        breaches: how it broke the contract, in words, with the traceback; empty where nothing was raised.
-        written: calls in which it wrote outside of its tensors, and where, in words that follow "the kernel".
-        shared: calls whose output lies in the memory of an earlier output.
-        memory: whether calls lie in guarded memory, which takes longer than a small call.
-        runs: how many times the kernel ran.
-        expected: how many runs there are to be, for the journal.
+        breaches: description of each breach of the contract -> the traceback, or an empty string if nothing was raised.
+        written: calls in which it wrote outside of its tensors, and where, phrased to follow "the kernel".
+        shared: calls whose output reuses the memory of an earlier output.
+        memory: whether calls use guarded memory, which takes longer than a small call.
+        runs: the number of runs so far.
+        expected: the number of planned runs, for the journal.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Guard:
         """Compute a call, with log-sum-exps if the kernel declares them. It may write to the call.
 
         Raises:
-            KernelRefused: the kernel refuses the call, does not declare what it asks for, or breaks the contract.
+            KernelRefused: the kernel refuses the call, does not declare a feature that it asks for, or breaks the contract.
             UsageError: a package that the kernel imports is not installed.
         """
         __tracebackhide__ = True
@@ -128,15 +128,15 @@ class Guard:
         return Outputs(out, lse)
 
     def ask(self, call: AttentionCall, flipped: Flipped | None = None, memory: bool = True) -> Tensor | Outputs:
-        """Have the kernel compute a call, whatever it raises or returns; on a GPU, until it is computed.
+        """Have the kernel compute a call, and pass on whatever it raises or returns. On a GPU, wait until it is computed.
 
-        A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. Each
-        further call raises `_CopiedError` then, and the kernel does not get it.
+        If the kernel forks its process, the copy ends where its call returns: otherwise it would continue the check, and fork
+        again. Each later call then raises `_CopiedError` without running the kernel.
 
         Args:
             call: the call.
             flipped: see `within_guards`.
-            memory: whether the call lies in guarded memory.
+            memory: whether the call uses guarded memory.
         """
         __tracebackhide__ = True
         if self._copied[0]:
@@ -157,7 +157,7 @@ class Guard:
         return out
 
     def strictly(self, call: AttentionCall) -> Outputs:
-        """Compute a call as the guard does, but raise an AssayError at a breach, with the traceback among its details."""
+        """Compute a call like `__call__`, but raise an AssayError at a breach, with the traceback in its details."""
         __tracebackhide__ = True
         try:
             return self(call)
@@ -173,7 +173,7 @@ class Guard:
             ) from refusal.__cause__
 
     def asked_freely(self, declared: Declaration | None = None) -> Kernel:
-        """Return what has the kernel compute a call within guarded memory, and passes on whatever it raises or returns."""
+        """Return a function that runs the kernel within guarded memory, and passes on whatever it raises or returns."""
 
         def ask(call: AttentionCall) -> Tensor | Outputs:
             return self.ask(call)
@@ -187,7 +187,7 @@ class Guard:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the address of its first element, and that behind its last; (0, 0) if it has none."""
+    """Return a tensor's addresses [start, end), or (0, 0) if it has no elements."""
     if not tensor.numel():
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -196,7 +196,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
-    """Compute a kernel's outputs on a call: with log-sum-exps if it declares them. The kernel may write to the call.
+    """Compute a kernel's outputs on a call, with log-sum-exps if it declares them. The kernel may write to the call.
 
     Raises:
         AssayError: the kernel breaks the contract, unless it is a `Guard`.
@@ -208,7 +208,7 @@ def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
 
 
 def attempt(kernel: Kernel, call: AttentionCall) -> CallResult:
-    """Have a kernel compute a copy of a call; errors are those of `compute`, and a ValueError where numbers overflow the dtype."""
+    """Have a kernel compute a copy of a call. Raises like `compute`, and a ValueError if numbers overflow the dtype."""
     given = call.clone()
     before = len(kernel.written) if isinstance(kernel, Guard) else 0
     out = compute(kernel, given)
@@ -221,7 +221,7 @@ def attempt(kernel: Kernel, call: AttentionCall) -> CallResult:
 
 
 def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:
-    """Count how many times `run_calls` runs a kernel that computes all of so many calls."""
+    """Return how many times `run_calls` runs a kernel that computes all of this many calls."""
     return calls + 2 * len(range(0, calls, _step(calls, repeats)))
 
 
@@ -237,17 +237,17 @@ def run_calls(
     order: Sequence[AttentionCall] | None = None,
     enough: Callable[[Sequence[CallResult]], bool] = lambda results: False,
 ) -> KernelRun:
-    """Run each call once, then repeat up to `repeats` of those that were computed, spread over all of them.
+    """Run each call once, then repeat up to `repeats` of the computed ones, spread over all of them.
 
-    The kernel gets copies of the inputs: one that writes to them is found, and spoils nothing else.
+    The kernel gets copies of the inputs, so that writing to them is detected and does not affect other calls.
 
     Args:
-        kernel: the kernel; best as a `Guard`, which turns breaches of the contract into refusals.
+        kernel: the kernel, preferably as a `Guard`, which turns breaches of the contract into refusals.
         calls: the calls.
-        repeats: most calls that are repeated.
-        each: receives the result of each call, as soon as it is computed.
-        order: the same calls in the order in which they are made. The results are in that of `calls`.
-        enough: receives the results so far, and says whether the other calls are not needed.
+        repeats: most calls to repeat.
+        each: receives each call's result as soon as it is computed.
+        order: the same calls in the order to make them. The results are in the order of `calls`.
+        enough: receives the results so far, and returns True if the remaining calls are not needed.
 
     Raises:
         AssayError: an output of a kernel without a guard breaks the contract.
@@ -286,7 +286,7 @@ def run_calls(
 
 
 def _repeated(kernel: Kernel, result: CallResult) -> CallResult:
-    """Run a call twice more in a row, ideally after all other calls: does the output match the earlier one, and itself?"""
+    """Run a call twice in a row, ideally after all other calls, and compare the outputs with the earlier one and each other."""
     late, again = (compute(kernel, result.call.clone()).out.clone() for _ in range(2))
     late_error, late_differs = _difference(result, result.out, late)
     error, differs = _difference(result, late, again)
@@ -294,7 +294,7 @@ def _repeated(kernel: Kernel, result: CallResult) -> CallResult:
 
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
-    """Compute the largest relative L1 between two outputs of a call, and True with it if any bit differs."""
+    """Compute the largest relative L1 between two outputs of a call, and whether any bit differs."""
     if same_values(first[: result.call.rows], other[: result.call.rows]):
         return 0.0, False
     expected = torch.where(first.isfinite(), first.double(), float("inf"))
@@ -307,7 +307,7 @@ def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
     Raises:
         AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output
             breaks the contract.
-        KernelRefused: it refuses a call that it computed before.
+        KernelRefused: the kernel refuses a call that it computed before.
     """
     run = run_calls(kernel, calls, len(calls))
     run.require_results()
@@ -317,19 +317,19 @@ def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
 
 
 def endure(guard: Guard, results: Sequence[CallResult], runs: int, seconds: float) -> tuple[AttentionCall, str] | None:
-    """Run the kernel until it has run this often in all, without guards around its memory from now on.
+    """Run the kernel until it has run this often in total, without guards around its memory from now on.
 
-    First on pairs of calls of the same shapes, one after the other in the same buffers, as an engine calls it that replays graphs;
-    then in turn on two right calls of each phase and dtype: the cheapest, and the cheapest with more than `_SEVERAL` keys.
+    It first gets pairs of calls with the same shapes in the same buffers, like from an engine that replays graphs. Then it gets
+    two correct calls of each phase and dtype in turn: the cheapest, and the cheapest with more than `_SEVERAL` keys.
 
     Args:
         guard: the kernel.
-        results: what it computed before; those within their bounds are asked again.
-        runs: how many times it is to have run in all.
-        seconds: most time that this takes.
+        results: its earlier results; calls within their bounds are asked again.
+        runs: the total number of runs to reach.
+        seconds: the time limit.
 
     Returns:
-        The call on which it became wrong, and how, in words that follow "the kernel"; None if it did not.
+        The call on which it became wrong, and how (phrased to follow "the kernel"), or None if it did not.
     """
     right = sorted(
         (result for result in results if not result.fails),
@@ -349,13 +349,13 @@ def endure(guard: Guard, results: Sequence[CallResult], runs: int, seconds: floa
             return result.call, f"{error}, in its run {guard.runs}{buffers}"
         if not same_values(out, result.out) and (now := measure(result.call, out.clone(), result.noise)).fails:
             own, bound = now.worst_cell
-            how = f"is wrong in its run {guard.runs}{buffers} on a call that it computed right before"
+            how = f"is wrong in its run {guard.runs}{buffers} on a call that it computed correctly before"
             return result.call, f"{how}: error {percent(own)}; rounding explains at most {percent(bound)}"
     return None
 
 
 def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult, AttentionCall, str]]:
-    """Yield pairs of calls in the same buffers: what a kernel keeps by address, such as a plan, is then that of another call."""
+    """Yield pairs of calls in the same buffers: a plan that a kernel caches by address then belongs to another call."""
     by_shape: dict[tuple[object, ...], list[CallResult]] = {}
     for result in results:
         shapes = [(name, tensor.shape, tensor.dtype) for name, tensor in result.call.tensors.items()]
@@ -364,7 +364,7 @@ def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult
     for first, second in (pair for some in by_shape.values() for pair in combinations(some, 2)):
         alike = (first.call.lens_q, first.call.lens_k) == (second.call.lens_q, second.call.lens_k)
         pairs.setdefault((first.call.phase, first.call.q.dtype, alike), []).append((first, second, alike))
-    # Of each phase and dtype, with other lengths and with the same: the smallest pairs come first, then the largest.
+    # For each phase and dtype, with other lengths and with the same lengths: the smallest pairs first, then the largest.
     for first, second, alike in [some[0] for some in pairs.values()] + [
         some[-1] for some in pairs.values() if some[1:]
     ]:

@@ -1,8 +1,8 @@
-"""Inputs and outputs of a kernel that lie in larger allocations, so that what it reads or writes around them is seen.
+"""Detects reads and writes of a kernel outside of its tensors, by placing inputs and outputs in larger allocations.
 
-In front of and behind each of q, k and v, and of what a kernel allocates through PyTorch, lie rows that no sequence owns. Those of
-inputs are NaN, which a weight of 0 does not take out; others are known numbers. A kernel that writes there has changed them; one
-that reads there gives another output once they are numbers: see `over_reads`.
+Before and after each of q, k and v, and each tensor that a kernel allocates through PyTorch, lie rows that no sequence owns.
+Around inputs they are NaN, which a weight of 0 does not remove; elsewhere they are known numbers. A kernel that writes there
+changes them. A kernel that reads there gives another output once they are numbers: see `over_reads`.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ _SIDES: tuple[_Side, ...] = ("before the start", "beyond the end")
 Flipped = tuple[str, _Side]
 """An input by its name, and a side of it; no name for none."""
 _Ask = Callable[[AttentionCall, Flipped | None], Tensor | Outputs]
-# Least rows, of all heads, before and behind an input: the largest tile in use.
+# Least rows, of all heads, before and after an input: the largest tile in use.
 _ROWS = 128
-# Bytes: the alignment of PyTorch's allocations on a GPU.
+# The alignment of PyTorch's allocations on a GPU, in bytes.
 _ALIGNED = 512
 _OUTPUT_BYTES = 2**16
 _SEED = 25
-# Failing calls that are tried for reads outside, the smallest first.
+# Most failing calls to try for reads outside, smallest first.
 _MAX_CALLS = 3
 
 
 @dataclass(frozen=True)
 class _Guarded:
-    """A contiguous tensor, by the name of the input or in words, within a larger allocation."""
+    """A contiguous tensor within a larger allocation; `name` is the input's name or a description."""
 
     name: str
     tensor: Tensor
     whole: Tensor
-    # Elements in front of the tensor, and what lies around it: as long as `whole` less the tensor.
+    # Elements before the tensor, and all elements around it (as many as `whole` has without the tensor).
     before: int
     fill: Tensor
 
     def side(self, side: _Side) -> Tensor:
-        """Return the memory in front of the tensor, or behind it."""
+        """Return the memory before or after the tensor."""
         return self.whole[: self.before] if side == _SIDES[0] else self.whole[self.before + self.tensor.numel() :]
 
     def written(self) -> str:
-        """Describe what was written around it: "up to 32 elements beyond the end of its output"; empty if nothing was."""
+        """Describe writes around it ("up to 32 elements beyond the end of its output"), or return an empty string."""
         regions = []
         for side, expected in zip(_SIDES, (self.fill[: self.before], self.fill[self.before :]), strict=True):
             if same_values(self.side(side), expected):
@@ -67,7 +67,7 @@ class _Guarded:
 
 
 def _guarded(tensor: Tensor, name: str, around: int, owned: bool = True) -> _Guarded:
-    """Copy a tensor contiguously, with at least this many elements before and behind it: known numbers, or NaN unless `owned`."""
+    """Copy a tensor contiguously, with at least `around` elements before and after it: known numbers if `owned`, else NaN."""
     step = max(1, _ALIGNED // tensor.element_size())
     around = -(-around // step) * step
     numbers = (_numbers if owned else _nothing)(2 * around, tensor.dtype, str(tensor.device))
@@ -76,17 +76,17 @@ def _guarded(tensor: Tensor, name: str, around: int, owned: bool = True) -> _Gua
 
 
 def _numbers(count: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Return known numbers, [count]: from a seed, of normal size; the same ones whatever the count."""
+    """Return known numbers from a fixed seed, normally distributed, [count]."""
     return _drawn(_at_least(count), dtype, device)[:count]
 
 
 def _nothing(count: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Return what memory may hold that nobody wrote, [count]."""
+    """Return possible contents of unwritten memory, [count]."""
     return _unwritten(_at_least(count), dtype, device)[:count]
 
 
 def _at_least(count: int) -> int:
-    """Round up to a power of two, so that few counts are ever drawn."""
+    """Round up to a power of two, so that few different counts are drawn."""
     return int(2 ** math.ceil(math.log2(max(count, _ALIGNED))))
 
 
@@ -107,10 +107,10 @@ def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) 
     Args:
         kernel: the kernel.
         call: the call.
-        flipped: the only side of an input that keeps NaN, with known numbers on the others; None for NaN on all.
+        flipped: the only side of an input that keeps NaN, with known numbers on all others; or None for NaN on all.
 
     Returns:
-        What it returned; and where it wrote outside of its tensors, in words that follow "the kernel", empty if it did not.
+        The kernel's return value; and where it wrote outside of its tensors, phrased to follow "the kernel", or an empty string.
     """
     __tracebackhide__ = True
     inputs = _guards_of(call)
@@ -132,7 +132,7 @@ def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) 
     finally:
         for guarded in (*inputs, *made):
             memory.inside.pop(guarded.whole.untyped_storage().data_ptr(), None)
-    for guarded in inputs:  # a kernel that writes to its inputs is found by whoever gave them
+    for guarded in inputs:  # the caller detects writes to inputs
         original = getattr(call, guarded.name)
         if not same_values(guarded.tensor, original):
             original.copy_(guarded.tensor)
@@ -142,7 +142,7 @@ def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) 
 
 
 def _guards_of(call: AttentionCall) -> list[_Guarded]:
-    """Make guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
+    """Make guarded copies of the inputs of a call, except inputs that are not one block of memory."""
     guards = []
     for name in ("q", "k") if call.spec.layout == "v in k" else ("q", "k", "v"):
         tensor = getattr(call, name)
@@ -164,7 +164,7 @@ _ALLOCATE: tuple[Callable[..., Any], ...] = (
 
 
 class _Allocations(TorchFunctionMode):
-    """Guards the tensors that are allocated through PyTorch on one device; while a kernel is compiled, none."""
+    """Guards the tensors that are allocated through PyTorch on one device, except while a kernel is compiled."""
 
     def __init__(self, guards: list[_Guarded], device: torch.device) -> None:
         super().__init__()
@@ -186,14 +186,14 @@ class _Allocations(TorchFunctionMode):
 
 
 def over_reads(ask: _Ask, results: Sequence[CallResult]) -> tuple[AttentionCall, str] | None:
-    """Find a call in which a kernel reads outside of its inputs, and describe what in words after "the kernel".
+    """Find a call in which a kernel reads outside of its inputs.
 
     Args:
         ask: has the kernel compute a call within guards; see `within_guards`.
-        results: calls that it computed; of those that fail, the smallest are tried.
+        results: computed calls. The smallest failing ones are tried.
 
     Returns:
-        The call and the words, or None if no call shows it.
+        The call and a description that follows "the kernel", or None if no call shows it.
     """
     failing = [result.call for result in results if result.fails]
     for call in sorted(failing, key=lambda call: (call.k.numel(), call.q.numel()))[:_MAX_CALLS]:
@@ -203,7 +203,7 @@ def over_reads(ask: _Ask, results: Sequence[CallResult]) -> tuple[AttentionCall,
             continue
         except KeyboardInterrupt:
             raise
-        except BaseException:  # a kernel that raises now and then is found elsewhere
+        except BaseException:  # another check finds kernels that raise now and then
             return None
         if reads:
             words = (f"{heads} read {side} of {listed(names)}" for (heads, side), names in reads.items())
@@ -212,7 +212,7 @@ def over_reads(ask: _Ask, results: Sequence[CallResult]) -> tuple[AttentionCall,
 
 
 def _reads_outside(ask: _Ask, call: AttentionCall) -> dict[tuple[str, _Side], list[str]]:
-    """Map readers and sides to the inputs beside which they read; empty if the output varies anyway."""
+    """Map readers and sides to the inputs that they read outside of; return an empty dict if the output varies anyway."""
     nothing: Flipped = ("", _SIDES[0])
     usual = tensor_of(ask(call.clone(), nothing)).clone()
     reads: dict[tuple[str, _Side], list[str]] = {}

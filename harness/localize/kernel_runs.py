@@ -1,4 +1,4 @@
-"""The results of a kernel on calls: its own error by cell, and what noise explains of it."""
+"""The results of a kernel on calls: its own error by cell, and the share that noise explains."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from assay.harness.localize.lse import LseErrors, lse_errors
 from assay.harness.stats.error_sums import distance, relative_l1, slope
 from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_heads
 
-# A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
+# A hypothesis explains an output that is up to this many eps away. Cells within rounding are not simulated, and their own bounds
 # would be tighter.
 _FIT_ROUNDINGS = 3.0
-# Most queries of a call that are simulated one by one: those with the largest errors.
+# Most queries of a call to simulate one by one: those with the largest errors.
 _MAX_QUERIES = 64
 _MAX_SCORES, _MAX_ROWS = 2**27, 1024
 """A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
@@ -43,9 +43,9 @@ _SIZE = SUMS.index("size")
 
 @dataclass(frozen=True)
 class _QueryError:
-    """The error of a query that stands out from its cell: relative L1 against the oracle, and the largest that noise explains.
+    """The error of a query that stands out from its cell: relative L1 against the oracle, and its bound from noise.
 
-    `place` is its place among the rows that are compared, `row` its packed query row; `head` is None for all heads together.
+    `place` is its index among the compared rows, `row` its packed query row; `head` is None for all heads together.
     """
 
     place: int
@@ -70,15 +70,15 @@ class CallResult:
         cells: the cells of the call.
         off: sums of its errors against the oracle's output, float64 [cells, num_q_heads, 7], on the CPU: the columns of `SUMS`.
         by_row: the same by query, float64 [rows, num_q_heads, 7].
-        limits: what noise explains on this call.
-        repeat: largest relative L1, over cells and heads, between two further runs in a row; 0 without these.
-        late: likewise between this output and one computed after all other calls.
+        limits: the errors that noise explains on this call.
+        repeat: largest relative L1, over cells and heads, between two more runs in a row; 0 without repeats.
+        late: the same between this output and one computed after all other calls.
         repeats_differ: whether any bit differed between the two runs in a row.
         late_differs: whether any bit differed in the late run.
         mutated: names of the inputs that the kernel wrote to.
-        outside: where it wrote outside of its tensors, in words that follow "the kernel"; empty if it did not.
-        lse: the log-sum-exps of a kernel that declares them, float32 [total_q, num_q_heads]; None of another.
-        clearly: own error of a cell from which on it is wrong whatever the noise is; infinite unless experiments know it.
+        outside: where it wrote outside of its tensors, phrased to follow "the kernel", or an empty string.
+        lse: log-sum-exps, float32 [total_q, num_q_heads], or None if the kernel does not declare them.
+        clearly: own error above which a cell is wrong for any noise; infinite unless experiments determined it.
     """
 
     call: AttentionCall
@@ -97,9 +97,9 @@ class CallResult:
     clearly: float = math.inf
 
     def updated(self, **changes: Any) -> CallResult:
-        """Return the result with other fields that do not concern its error: what was simulated is kept."""
+        """Return a copy with changes to fields that do not affect its error; simulations are kept."""
         names = {field.name for field in fields(self)}
-        _ = self.lse_errors  # so that what is simulated of them is shared
+        _ = self.lse_errors  # so that both share its simulations
         changed = replace(self, **changes)
         vars(changed).update({name: value for name, value in vars(self).items() if name not in names})
         return changed
@@ -111,12 +111,12 @@ class CallResult:
 
     @cached_property
     def slopes(self) -> Tensor:
-        """Slope of the output on the truth by head, float64 [num_q_heads]; NaN where one is not finite, or the truth is zero."""
+        """Slope of the output on the truth by head, float64 [num_q_heads]; NaN if either is not finite, or the truth is zero."""
         return slope(self.off.sum(0))
 
     @cached_property
     def lse_errors(self) -> LseErrors | None:
-        """The errors of the log-sum-exps; None for a kernel that does not declare them."""
+        """The errors of the log-sum-exps, or None for a kernel that does not declare them."""
         if self.lse is None:
             return None
         return lse_errors(self.call, self.lse, self.limits.family, self.cells.rows)
@@ -128,7 +128,7 @@ class CallResult:
 
     @property
     def noise(self) -> str:
-        """Noise family that the kernel declares; empty for the exact one."""
+        """Noise family that the kernel declares, or an empty string for the exact one."""
         return self.limits.family.name
 
     @cached_property
@@ -138,18 +138,18 @@ class CallResult:
 
     @cached_property
     def fit_bounds(self) -> Tensor:
-        """Largest distance at which an output still counts as that of a hypothesis, float64 [cells, num_q_heads].
+        """Largest distance at which a hypothesis still explains an output, float64 [cells, num_q_heads].
 
-        A bug changes which keys a query sees, and so what a quantisation costs it: behind a top-left mask, a query with a long
-        prefix sees a few keys and has their noise. With a declared quantisation every cell therefore gets the bound of the
-        call's noisiest one.
+        A bug changes which keys a query sees, and with them the cost of quantisation: under a top-left mask, a query with a long
+        prefix sees a few keys and has their noise. With a declared quantisation, every cell therefore gets the bound of the
+        call's noisiest cell.
         """
         bounds = self.bounds.amax().expand_as(self.bounds) if self.noise else self.bounds
         return bounds.clamp(min=_FIT_ROUNDINGS * torch.finfo(self.call.q.dtype).eps)
 
     @cached_property
     def failing(self) -> Tensor:
-        """Cells and heads whose own error is out of bounds, or that of a query in them, bool [cells, num_q_heads]."""
+        """Cells and heads that are out of bounds, or have a query that is, bool [cells, num_q_heads]."""
         failing = self.own > self.bounds
         for wrong_query in self.wrong_queries:
             failing[
@@ -159,10 +159,10 @@ class CallResult:
 
     @cached_property
     def queries(self) -> tuple[_QueryError, ...]:
-        """Queries of cells within their bounds whose own error is suspiciously large, worst first, by head and over all heads."""
-        # Two thresholds: `QUERY_SHARE` of what its cell may have per query, which costs nothing, and what that very query costs
-        # honest implementations. Only queries beyond the first are simulated for the second. A cell of 100 queries with a bound
-        # of 1 % may hide one query that is wrong by 90 %: it is beyond the first, and its own noise of 1 % shows it.
+        """Queries with a suspiciously large own error in cells within bounds, worst first, by head and over all heads."""
+        # Two thresholds: `QUERY_SHARE` of the cell's allowance per query, which is free to compute, and the error of honest
+        # implementations on that very query. Only queries beyond the first are simulated for the second. A cell of 100 queries
+        # with a bound of 1 % may hide one query that is wrong by 90 %: it exceeds the first, and its own noise of 1 % exposes it.
         of_row = self.cells.of_row.cpu()
         queries = torch.bincount(of_row, minlength=len(self.own))[:, None]
         limit = with_all_heads(QUERY_SHARE * self.bounds.cpu() * self.off[..., _SIZE] / queries)
@@ -200,7 +200,7 @@ class CallResult:
 
     @property
     def judged_cell(self) -> tuple[float, float]:
-        """`worst_cell` as it was judged: where the call is within its bounds, the bound may be a lower limit of it."""
+        """`worst_cell` as it was judged: if the call is within its bounds, the bound may be a lower limit."""
         if self.fails:
             return self.worst_cell
         cell, head = divmod(int((self.own / self.bounds).argmax()), self.own.shape[1])
@@ -208,7 +208,7 @@ class CallResult:
 
     @cached_property
     def worst_cell(self) -> tuple[float, float]:
-        """Own error and bound of the cell and head, or of the query, with the largest own error relative to its bound."""
+        """Own error and bound of the cell and head, or the query, with the largest own error relative to its bound."""
         cell, head = divmod(int((self.own / self.bounds).argmax()), self.own.shape[1])
         own = float(self.own[cell, head])
         bound = float(torch.maximum(self.bounds[cell, head], self.limits.bounds_of([cell])[0, head]))
@@ -218,7 +218,7 @@ class CallResult:
 
     @property
     def wrong_queries(self) -> tuple[_QueryError, ...]:
-        """Queries out of their bounds in cells that are within theirs, worst first; all heads together only where no head is."""
+        """Queries out of bounds in cells within bounds, worst first; all heads together only where no single head is."""
         wrong = [query for query in self.queries if query.excess > 1]
         by_head = {query.place for query in wrong if query.head is not None}
         return tuple(query for query in wrong if query.head is not None or query.place not in by_head)
@@ -232,7 +232,7 @@ class CallResult:
     @property
     def most(self) -> float:
         """An upper limit of `worst` that needs no further simulation."""
-        if "failing" in vars(self):  # what had to be simulated to decide it
+        if "failing" in vars(self):  # already simulated
             return max(float((self.own / self.bounds).max()), self.queries[0].excess if self.queries else 0.0)
         of_row = self.cells.of_row.cpu()
         per_query = self.off[..., _SIZE] / torch.bincount(of_row, minlength=len(self.own))[:, None]
@@ -245,7 +245,7 @@ class CallResult:
         return 1 - float(self.out[: self.call.rows].isfinite().double().mean())
 
 
-# Most results of which the bound is simulated only to say which one is the worst.
+# Most results whose bounds are simulated only to rank the worst.
 _SIMULATED = 12
 
 
@@ -258,9 +258,9 @@ class KernelRun:
         delegated: calls of phases that it does not declare; they were not run.
         refused: calls that it refused, with its reasons.
         failed_repeats: calls that it computed once and then failed to compute again, and why.
-        drawn: results of experiments: what is said holds on them too, and they are in no count.
-        points: all sequences of experiments, by their features, and whether they were wrong; so do these.
-        made: all calls but those that were drawn, in the order in which they were made.
+        drawn: results of experiments. Findings hold on them too, but do not count them.
+        points: the features of all sequences of experiments, and whether each was wrong. Findings hold on these too.
+        made: all calls except drawn ones, in the order in which they were made.
     """
 
     results: tuple[CallResult, ...]
@@ -283,9 +283,9 @@ class KernelRun:
 
 
 def worst_of(results: Sequence[CallResult]) -> CallResult | None:
-    """Find the result with the largest own error relative to its bound; None if there is none.
+    """Return the result with the largest own error relative to its bound, or None if there are no results.
 
-    A bound is simulated, which costs more than the call, only where the result can still be the worst, and for no more than
+    Simulating a bound costs more than the call, so it is done only where the result can still be the worst, and for at most
     `_SIMULATED` results. Beyond these, another result may be a little worse, but it is within a lower limit of its bound.
     """
     worst = None
@@ -307,8 +307,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "") -> 
 
     Raises:
         AssayError: the output breaks the contract.
-        ValueError: the call holds no query, or its oracle output is not finite, other than that of a query that sees no key, which
-            is not compared.
+        ValueError: the call holds no query, or its oracle output is not finite for a query that sees a key.
     """
     out, lse = (outputs.out, outputs.lse) if isinstance(outputs, Outputs) else (outputs, None)
     _require_contract(call, out)
@@ -325,12 +324,12 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "") -> 
 
 
 def truth(call: AttentionCall) -> Tensor:
-    """Compute the oracle's output of the queries that are compared, float64 [rows, num_q_heads, head_dim_v]."""
+    """Compute the oracle's output for the compared queries, float64 [rows, num_q_heads, head_dim_v]."""
     return oracle(call, _compared(call))
 
 
 def _compared(call: AttentionCall) -> Tensor | None:
-    """Choose the packed query rows of a call that are compared; None for all of q."""
+    """Return the packed query rows of a call to compare, or None for all of q."""
     if call.rows * call.q.shape[1] * call.k.shape[0] > _MAX_SCORES:
         return sample_rows(call, _MAX_ROWS)
     return torch.arange(call.rows, device=call.q.device) if call.spec.padded_rows else None

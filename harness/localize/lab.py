@@ -1,4 +1,4 @@
-"""A kernel that is asked for calls of given shapes, and what is known of it by now."""
+"""A kernel under experiment: it is asked for calls of given shapes, and its answers are recorded."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.rules import Points
 
-# Products of queries, keys, q heads and head dim of a call whose result is kept, to try on it what is said.
+# Results are kept, to test conditions on them, up to this product of queries, keys, q heads and head dim.
 KEPT_WORK = 2**22
-# Calls that are made again at the end: so many of the first ones, and as many of all.
+# Calls to repeat at the end: this many of the first ones, and as many spread over all.
 _AGAIN = 8
-# Wrong calls that are all made again with other numbers; after these, one in so many is.
+# The first wrong calls are all repeated with other numbers; after these, one in so many is.
 _ALWAYS_AGAIN, _NOW_AND_THEN = 30, 5
 # Seed of the numbers that calls have in common.
 _POOL = 4711
 
 
 def work_of(shape: Shape) -> int:
-    """Multiply the queries of a call by its keys, q heads and head dim."""
+    """Return the product of a call's queries, keys, q heads and head dim."""
     return sum(n * (n + p) for n, p in shape.lens) * shape.heads[0] * shape.head_dim
 
 
 def drawn_call(shape: Shape, device: str, seed: int = 0) -> AttentionCall:
-    """Make the call that a lab asks of a shape; errors are those of `Shape.make`."""
+    """Make the call of a shape that a lab asks for. Raises like `Shape.make`."""
     return shape.make(zlib.crc32(repr((shape, seed)).encode()), device, _POOL)
 
 
 class SpentError(Exception):
-    """As many calls were made, or as much time was taken, as was allowed."""
+    """The budget of calls or time is used up."""
 
 
 @dataclass
 class Lab:
-    """A kernel that is asked for calls of given shapes.
+    """A kernel under experiment.
 
     Attributes:
         guard: the kernel.
-        dims: (head_dim, head_dim_v) that it is asked for: with others, a kernel may write beyond its output.
-        dtypes: dtypes that it is asked for.
-        device: of the calls.
-        spent: returns the share of the time that is used up.
-        most: most calls.
-        fault: tells whether a sequence is wrong.
-        name: of the fault.
-        points: the sequences that were run.
-        places: where they lie.
-        asked: calls that were made.
-        share: of time and calls, what may be used for now.
+        dims: the (head_dim, head_dim_v) to ask for: with others, a kernel may write beyond its output.
+        dtypes: the dtypes to ask for.
+        device: the device of the calls.
+        spent: returns the used share of the time.
+        most: the most calls to make.
+        fault: decides whether a sequence is wrong.
+        name: the name of the fault.
+        points: the sequences that were run, by their features.
+        places: the same sequences, by shape and index.
+        asked: the number of calls so far.
+        share: the share of time and calls that may be used for now.
         mixed: sequences that were wrong with some numbers and right with others.
-        base: the failing shape that experiments begin at.
+        base: the failing shape that experiments start from.
         known: the answers by shape.
-        wrong_ones: those with a sequence that is wrong.
-        kept: what came of small calls.
+        wrong_ones: the shapes with a wrong sequence.
+        kept: the outcomes of small calls.
     """
 
     guard: Guard
@@ -83,12 +83,12 @@ class Lab:
     kept: list[tuple[Shape, Came]] = field(default_factory=list)
 
     def ask(self, shape: Shape) -> tuple[bool | None, ...]:
-        """Tell for each sequence whether it is wrong; None where that depends on the numbers, or no query of it was computed.
+        """Return, for each sequence, whether it is wrong, or None if that depends on the numbers or no query was computed.
 
-        Calls that have a wrong sequence are made again with other numbers: all of them while that matters.
+        Calls with a wrong sequence are repeated with other numbers: all of them as long as that makes a difference.
 
         Raises:
-            SpentError: nothing is left of the budget, or of what may be used for now.
+            SpentError: the budget, or the share that may be used for now, is spent.
         """
         if shape not in self.known:
             if max(self.asked / self.most, self.spent()) >= self.share:
@@ -106,13 +106,13 @@ class Lab:
                 self.places.append(Place(shape, b))
 
     def wrong(self, shape: Shape, at: int) -> bool:
-        """Return True if this sequence is wrong, with all numbers that were tried."""
+        """Return True if this sequence is wrong with all numbers that were tried."""
         return self.ask(shape)[at] is True
 
     def repeats(self) -> bool:
-        """Return True if some calls, at least one, give the same answers again.
+        """Return True if a sample of at least one call gives the same answers again.
 
-        Of a kernel that keeps state, no condition of a call is true.
+        If a kernel keeps state, no condition on a call describes it.
         """
         kept = [(shape, came) for shape, came in self.kept if self.base is None or shape.data == self.base.data]
         chosen = [*kept[:_AGAIN], *kept[:: max(1, len(kept) // _AGAIN)]]
@@ -120,22 +120,22 @@ class Lab:
         return bool(same) and all(same)
 
     def told(self, shape: Shape, came: Came | None) -> tuple[bool | None, ...]:
-        """Tell for each sequence whether it is wrong, by what came of the call; None where that cannot be told."""
+        """Return, for each sequence, whether the outcome of the call shows it wrong, or None if that cannot be decided."""
         answer = None if came is None else self.fault(came)
         return answer if isinstance(answer, tuple) else (answer,) * len(shape.lens)
 
     def learn(self, shape: Shape, came: Came) -> None:
-        """Take a call that was made before into account."""
+        """Take an earlier call into account."""
         self._add(shape, self.told(shape, came))
 
     def counts(self, shape: Shape, wrong: bool | None) -> bool:
-        """Return True if an answer says where the kernel is wrong: on data of a kind of its own, a small error may not show."""
+        """Return True if an answer counts: on data unlike the base's, a small error may not show."""
         shows = self.base is None or self.base.data != "normal" or shape.data == "normal"
         return wrong is True or (wrong is False and shows)
 
     def made(self, shape: Shape, seed: int) -> Came | None:
-        """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
-        if any(new + prefix < 0 for new, prefix in shape.lens):  # in cross attention, keys may be fewer than queries
+        """Return the outcome of a call of a shape, or None if such calls are not asked for or the numbers overflow the dtype."""
+        if any(new + prefix < 0 for new, prefix in shape.lens):  # cross attention may have fewer keys than queries
             return None
         try:
             call = drawn_call(shape, self.device, seed)
@@ -158,7 +158,7 @@ class Lab:
             if isinstance(first, CallResult) and isinstance(self.fault, WrongOutputs):
                 first = first.updated(clearly=self.fault.clearly(shape.dtype))
             self.kept.append((shape, first))
-        # A fault that never depended on the numbers is asked now and then whether it does.
+        # A fault that has not depended on the numbers so far is rechecked now and then.
         doubted = self.mixed or len(self.wrong_ones) < _ALWAYS_AGAIN or not len(self.wrong_ones) % _NOW_AND_THEN
         other = self.told(shape, self.made(shape, 1)) if any(drawn) and doubted else drawn
         self.mixed += sum(a is not b is not None for a, b in zip(drawn, other, strict=True))
@@ -168,7 +168,7 @@ class Lab:
 
 @dataclass(frozen=True)
 class Place:
-    """A sequence of a call that is wrong."""
+    """A wrong sequence of a call."""
 
     shape: Shape
     at: int
@@ -179,6 +179,6 @@ class Place:
         return self.shape.lens[self.at]
 
     def with_own(self, new: int, prefix: int) -> Place:
-        """Return the same with other lengths."""
+        """Return the place with other lengths of this sequence."""
         lens = tuple((new, prefix) if b == self.at else pair for b, pair in enumerate(self.shape.lens))
         return Place(replace(self.shape, lens=lens), self.at)

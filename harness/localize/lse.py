@@ -1,4 +1,4 @@
-"""The log-sum-exps of a kernel that declares them: compared with the oracle's in every call, and what is wrong with them."""
+"""Compares the log-sum-exps of a kernel that declares them with the oracle's in every call, and names what is wrong."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from assay.harness.attention.oracle import log_sum_exp
 from assay.harness.localize.bounds import bounds_of_queries
 
 LSE_WRONG = "lse-wrong"
-"""Id of the finding that log-sum-exps are wrong in a way that has no name."""
+"""Id of the finding that log-sum-exps are wrong in an unknown way."""
 LSE_FINDINGS = (LSE_WRONG, *(bug.id for bug in BUGS))
 """Ids of all findings about log-sum-exps."""
 _EPS = torch.finfo(torch.float32).eps
-# What any implementation may pay, in units of float32's eps: a few for exponentials, products and the logarithm; two of the
-# log-sum-exp itself for rounding scores and the result; and half a one for each key that is added to the sum.
+# The error that any implementation may have, in units of float32's eps: a few for exponentials, products and the logarithm; two
+# times the log-sum-exp for rounding scores and the result; and half a unit for each key that is added to the sum.
 _LEAST, _OF_LSE, _OF_KEY = 6.0, 2.0, 0.5
-# Most queries of a call of which the bound is simulated: those with the largest errors.
+# Most queries of a call whose bounds are simulated: those with the largest errors.
 _MOST_SIMULATED = 64
-# FlashInfer has 5e4 for infinity (``constexpr float inf`` in its ``math.cuh``), and so a log-sum-exp of about -5e4 log(2) where
-# others have -inf. Either counts for nothing in a merge.
+# FlashInfer uses 5e4 as infinity (``constexpr float inf`` in its ``math.cuh``), so its log-sum-exp is about -5e4 log(2) where
+# others have -inf. In a merge, both have no weight.
 _NOTHING = -3e4
-# A bug explains log-sum-exps if they are so much closer to its own than to the right ones, on every call that is wrong.
+# A bug explains log-sum-exps if, on every wrong call, their distance to the bug's is at most this share of that to the oracle's.
 _FIT = 0.1
 
 
@@ -40,12 +40,12 @@ class LseErrors:
 
     Attributes:
         call: the call.
-        lse: what the kernel returned, float64 [rows, num_q_heads].
-        right: the oracle's, likewise.
-        own: their distance, likewise; infinite where only one of the two is finite.
-        least: the least that any implementation may pay, likewise.
+        lse: the kernel's log-sum-exps, float64 [rows, num_q_heads].
+        right: the oracle's, in the same layout.
+        own: their distance, in the same layout; infinite where only one of the two is finite.
+        least: the error that any implementation may have, in the same layout.
         family: the noise family that the kernel declares.
-        rows: packed query rows that are compared, int64, in increasing order; None for all.
+        rows: packed query rows that are compared, int64, in increasing order, or None for all.
     """
 
     call: AttentionCall
@@ -58,13 +58,13 @@ class LseErrors:
 
     @cached_property
     def bounds(self) -> Tensor:
-        """The largest error that noise explains, like `own`; infinite where it was not simulated, as others are further off."""
+        """The largest error that noise explains, like `own`; infinite where not simulated because others are further off."""
         bounds = self.least.clone()
         excess = (self.own / self.least).amax(1)
         suspects = (excess > 1).nonzero().flatten()
         if len(suspects):
             worst = suspects[excess[suspects].argsort(descending=True, stable=True)]
-            # The worst of each sequence come first, or one would count as right beside another with many that are further off.
+            # The worst of each sequence come first: otherwise a sequence would pass if another has many larger errors.
             of = self.sequence_of[worst]
             rank = (of[:, None] == of).tril().sum(1)
             chosen = worst[rank.argsort(stable=True)[:_MOST_SIMULATED]].sort()[0]
@@ -77,7 +77,7 @@ class LseErrors:
 
     @property
     def sequence_of(self) -> Tensor:
-        """The sequence of each query that is compared, int64."""
+        """The sequence of each compared query, int64."""
         packed = torch.arange(self.call.rows, device=self.call.q.device) if self.rows is None else self.rows
         return torch.bucketize(packed, self.call.cu_seqlens_q[1:].to(packed.dtype), right=True)
 
@@ -88,34 +88,34 @@ class LseErrors:
 
     @property
     def wrong(self) -> bool:
-        """True if one is out of bounds."""
+        """True if any is out of bounds."""
         return self.excess > 1
 
     @property
     def wrong_heads(self) -> set[int]:
-        """The q heads with one that is out of bounds, by their numbers in the model."""
+        """The q heads that have any out of bounds, by their numbers in the model."""
         return {
             self.call.spec.first_head + head for head in (self.own > self.bounds).any(0).nonzero().flatten().tolist()
         }
 
     @property
     def wrong_sequences(self) -> tuple[bool, ...]:
-        """Flags of the sequences: true where one is out of bounds."""
+        """For each sequence, whether any is out of bounds."""
         return self.sequences_with(self.own > self.bounds)
 
     def sequences_with(self, wrong: Tensor) -> tuple[bool, ...]:
-        """Tell which sequences have one of these log-sum-exps, bool [rows, num_q_heads]."""
+        """Return, for each sequence, whether it has one of these log-sum-exps, bool [rows, num_q_heads]."""
         bad = set(self.sequence_of[wrong.any(1)].tolist())
         return tuple(b in bad for b in range(len(self.call.lens_q)))
 
     @property
     def worst(self) -> tuple[float, float]:
-        """Error and bound of the one that is furthest beyond its bound."""
+        """Error and bound of the log-sum-exp that is furthest beyond its bound."""
         at = int((self.own / self.bounds).nan_to_num(nan=0.0).argmax())
         return float(self.own.flatten()[at]), float(self.bounds.flatten()[at])
 
     def explained_by(self, bug: Bug) -> bool:
-        """Return True if a bug gives these."""
+        """Return True if a bug explains these log-sum-exps."""
         wrong = bug.compute(self.call, self.rows)
         if wrong is None:
             return False
@@ -130,7 +130,7 @@ def lse_errors(call: AttentionCall, lse: Tensor, family: NoiseFamily, rows: Tens
         call: the call.
         lse: float32 [total_q, num_q_heads].
         family: the noise family that the kernel declares.
-        rows: packed query rows that are compared, int64, in increasing order; None for all.
+        rows: packed query rows to compare, int64, in increasing order, or None for all.
     """
     right = log_sum_exp(call, rows)
     given = (lse if rows is None else lse[rows]).double()
@@ -141,11 +141,11 @@ def lse_errors(call: AttentionCall, lse: Tensor, family: NoiseFamily, rows: Tens
 
 
 def _distance(lse: Tensor, expected: Tensor) -> Tensor:
-    """Compute the distance of log-sum-exps; 0 between equal infinities, infinite where only one of both is finite."""
+    """Compute the distance of log-sum-exps: 0 between equal infinities, infinite where only one is finite."""
     lse = torch.where((expected == -math.inf) & (lse < _NOTHING), expected, lse)
     return torch.where(lse == expected, 0.0, (lse - expected).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def named_bugs(wrong: Sequence[LseErrors]) -> list[Bug]:
-    """List the bugs that explain the log-sum-exps of all calls on which they are wrong."""
+    """List the bugs that explain the log-sum-exps of all wrong calls."""
     return [bug for bug in BUGS if all(errors.explained_by(bug) for errors in wrong)]

@@ -1,4 +1,4 @@
-"""The picture of an operator, from what was read of a call, or from the outputs of a call that could not be read."""
+"""The picture of an operator: from the weights that were read, or from the outputs of a call whose weights cannot be read."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _Flags = NDArray[np.bool_]
 _Ints = NDArray[np.int64]
 _Words = NDArray[np.str_]
 
-# Relative error of a weight that is not shown, whatever the dtype: kernels sum in float32, in an order of their own.
+# Smaller relative errors of weights are not shown for any dtype: each kernel sums in float32 in its own order.
 _LEAST_RELATIVE = 1e-3
-# Roundings to the call's dtype by which a right weight may be off: of q, k, the weight, and the output.
+# Roundings to the call's dtype that a correct weight may have: of q, k, the weight, and the output.
 _ROUNDINGS = 4
 BEFORE = 8
-"""Right queries, or keys, that are shown beside the first difference."""
-# Most sequences of a call that are listed in words.
+"""Number of correct queries, or keys, to show next to the first difference."""
+# Most sequences of a call to list in its description.
 _SEQUENCES = 8
 
 
 def picture_of(reading: WeightReading, head: int | None = None, *, relative: float | None = None) -> Picture:
-    """The picture of one q head of a call that was read.
+    """Make the picture of one q head of a call whose weights were read.
 
     Args:
-        reading: what was read.
-        head: the q head; None for the one with the most misplaced weight.
-        relative: relative error of a weight that is not shown; None for what roundings to the call's dtype explain. Weights of a
-            kernel that quantises are off by more.
+        reading: the weights.
+        head: the q head, or None for the one with the most misplaced weight.
+        relative: smaller relative errors of weights are not shown. None means the error that roundings to the call's dtype
+            explain; a kernel that quantises needs a larger value.
     """
     call, order = reading.call, np.argsort(reading.rows)
     heads, own = np.arange(call.q.shape[1]), _own_kv_heads(call)
@@ -57,7 +57,7 @@ def picture_of(reading: WeightReading, head: int | None = None, *, relative: flo
     least = max(1e-6, eps / 100)
     kinds = _kinds(reading, 50 * least)
     cells = _cells(reading, max(_LEAST_RELATIVE, _ROUNDINGS * eps) if relative is None else relative, least)
-    whole = kinds != "nonlinear"  # weights that are not the whole output say nothing of heads or keys
+    whole = kinds != "nonlinear"  # weights that are not the whole output say nothing about heads or keys
     wrong = whole & ((kinds != "read") | np.isin(cells, WRONG).any(-1))
     if head is None:
         misplaced = np.abs(reading.weights - reading.expected).sum((-1, -2)) + (kinds != "read")
@@ -73,12 +73,12 @@ def picture_of(reading: WeightReading, head: int | None = None, *, relative: flo
 
 
 def unread_picture(call: AttentionCall, out: Tensor, wrong: _Flags) -> Picture:
-    """The picture of the q head with the most wrong outputs of a call whose weights could not be read, such as one with NaN.
+    """Make the picture of the q head with the most wrong outputs, for a call whose weights cannot be read, such as one with NaN.
 
     Args:
         call: the call.
-        out: what the kernel answered, [total_q, num_q_heads, head_dim_v].
-        wrong: which outputs are wrong, bool [total_q, num_q_heads].
+        out: the kernel's output, [total_q, num_q_heads, head_dim_v].
+        wrong: flags of the wrong outputs, bool [total_q, num_q_heads].
     """
     head = int(wrong.sum(0).argmax())
     rows = _window(wrong[:, head], MAX_QUERIES)
@@ -92,12 +92,12 @@ def unread_picture(call: AttentionCall, out: Tensor, wrong: _Flags) -> Picture:
 
 
 def _own_kv_heads(call: AttentionCall) -> _Ints:
-    """The kv head of each q head."""
+    """Return the kv head of each q head."""
     return call.heads.kv_head(np.arange(call.heads.q_heads))
 
 
 def _own_sequence(call: AttentionCall, rows: _Ints) -> _Flags:
-    """Return which keys are of a query's own sequence, bool [rows, total_k]."""
+    """Return flags of the keys in a query's own sequence, bool [rows, total_k]."""
     own = np.zeros((len(rows), call.k.shape[0]), bool)
     for q, k in sequences(call):
         own[(rows >= q.start) & (rows < q.stop), k] = True
@@ -105,7 +105,7 @@ def _own_sequence(call: AttentionCall, rows: _Ints) -> _Flags:
 
 
 def _kinds(reading: WeightReading, small: float) -> _Words:
-    """Return what was read of each query and head, [rows, num_q_heads]; `small` is what is not told from zero."""
+    """Return the kind of each query and head, [rows, num_q_heads]; values up to `small` count as zero."""
     weights = np.abs(reading.weights).sum((-1, -2))
     constant = np.abs(reading.constant).max(-1)
     conditions = [weights + constant <= small, weights <= small, reading.off > 20 * small, constant > small]
@@ -113,7 +113,7 @@ def _kinds(reading: WeightReading, small: float) -> _Words:
 
 
 def _unread_kind(answer: Tensor) -> RowKind:
-    """Return what is seen of a wrong output, [head_dim_v], without its weights."""
+    """Return the kind of a wrong output, [head_dim_v], without its weights."""
     if bool(answer.isnan().any()):
         return "nan"
     if bool(answer.isinf().any()):
@@ -124,7 +124,7 @@ def _unread_kind(answer: Tensor) -> RowKind:
 
 
 def _cells(reading: WeightReading, relative: float, least: float) -> _Words:
-    """Return what differs, [rows, num_q_heads, total_k], as in `Picture.cells`; `least` is the least weight that counts."""
+    """Return the cells of a picture, [rows, num_q_heads, total_k], as in `Picture.cells`; weights below `least` do not count."""
     call = reading.call
     heads, own = np.arange(call.q.shape[1]), _own_kv_heads(call)
     read, expected = reading.weights[:, heads, own], reading.expected[:, heads, own]
@@ -148,12 +148,12 @@ def _cells(reading: WeightReading, relative: float, least: float) -> _Words:
 
 
 def _common_factor(read: Numbers, expected: Numbers, total: Numbers, relative: float, least: float) -> Numbers:
-    """The factor that most weights of a query have in common because other weights change the denominator: [rows, heads, 1].
+    """Return the factor common to most weights of a query because other weights change the denominator, [rows, heads, 1].
 
-    `read` and `expected` are weights of the own kv head, [rows, heads, total_k]; `total` of all kv heads together, [rows, heads].
+    `read` and `expected` are the own kv head's weights, [rows, heads, total_k]; `total` is over all kv heads, [rows, heads].
     """
-    # A softmax over exp(scores) whose other keys have the weight U where they should have M (their own sequence's or not) divides
-    # by (1 - U) / (1 - M) of what it should. A factor that does not follow from that is an error of its own, and 1 is returned.
+    # If the other keys of a softmax over exp(scores) have the weight U instead of M (in their own sequence or not), it divides by
+    # (1 - U) / (1 - M) of the correct denominator. Any other factor is a separate error, and 1 is returned.
     both = (expected > least) & (np.abs(read) > least / 100)
     ratio = np.sort(np.where(both, read / np.where(both, expected, 1.0), np.inf), -1)
     middle = np.maximum(both.sum(-1, keepdims=True) - 1, 0) // 2
@@ -167,19 +167,19 @@ def _common_factor(read: Numbers, expected: Numbers, total: Numbers, relative: f
 
 
 def hides(queries: int, keys: int) -> tuple[bool, bool, int]:
-    """Rate how little a picture of so many queries and keys shows: few keys hide a rule, few queries the edge of a mask."""
+    """Rate how little a picture of this size shows: few keys hide a rule, and few queries hide the edge of a mask."""
     return keys < 8, queries < 4, keys
 
 
 def _window(flags: _Flags, most: int) -> _Ints:
-    """At most so many consecutive indices, from a few before the first one that is flagged."""
+    """Return at most this many consecutive indices, from a few before the first flagged one."""
     first = int(flags.argmax()) if flags.any() else 0
     start = max(0, min(first - BEFORE, len(flags) - most))
     return np.arange(start, min(start + most, len(flags)))
 
 
 def _keys_shown(cells: _Words, expected: Numbers) -> _Ints:
-    """Packed keys to show: those where most changes; if some weight comes from elsewhere too, half of them there."""
+    """Return the packed keys to show: where most changes; if some weight comes from elsewhere too, half of them there."""
     keys = cells.shape[1]
     if keys <= MAX_KEYS:
         return np.arange(keys)
@@ -198,8 +198,8 @@ def _keys_shown(cells: _Words, expected: Numbers) -> _Ints:
 
 
 def _where_most_changes(flags: _Flags, cells: _Words, count: int) -> _Ints:
-    """So many consecutive keys, with most borders between keys that are flagged and keys that are not; else the first flagged."""
-    # A border with a key that has its weight counts twice: it says more than one with a key that nothing is expected of.
+    """Return `count` consecutive keys with the most borders between flagged and other keys, or else the first flagged ones."""
+    # A border with a correctly weighed key counts twice: it says more than one with a key that should have no weight.
     border = flags[:, 1:] != flags[:, :-1]
     same = (cells[:, 1:] == SAME) | (cells[:, :-1] == SAME)
     borders = np.concatenate([[0], np.cumsum((border * (1 + same)).sum(0))])
@@ -214,7 +214,7 @@ def _where_most_changes(flags: _Flags, cells: _Words, count: int) -> _Ints:
 def _picture(
     call: AttentionCall, rows: _Ints, head: int, wrong_heads: _Ints, kinds: _Words, cells: _Words, expected: Numbers, read: Numbers
 ) -> Picture:  # fmt: skip
-    """The picture of some queries of a head: packed rows of q [rows], and arrays [rows] and [rows, total_k] of them."""
+    """Make the picture of some queries of a head, from packed rows of q [rows], and their arrays [rows] and [rows, total_k]."""
     with_weights = np.isin(kinds, WITH_WEIGHTS)
     keys = _keys_shown(np.where(with_weights[:, None], cells, NONE), expected)
     starts_q, starts_k = np.array(call.cu_seqlens_q.tolist()), np.array(call.cu_seqlens_k.tolist())

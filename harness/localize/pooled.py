@@ -1,6 +1,7 @@
-"""Errors that show only over many calls: an output scaled by a factor within the noise, and a quantisation that did not run.
+"""Finds errors that show only over many calls: an output scaled by a factor within the noise, and a quantisation that did not
+run.
 
-Both look at calls that are within their bounds. `assay.harness.localize.causes` names what is out of bounds, a scaled output too.
+Both look at calls within their bounds. `assay.harness.localize.causes` names errors out of bounds, including a scaled output.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_
 from assay.harness.stats.query_bounds import dropping_cost, least_error
 
 QUANTISATION_NOT_RUN = "quantisation-not-run"
-# Fewest calls, as many as they are worth with their weights, of which a slope is judged.
+# Fewest calls (effective number, given their weights) for judging a slope.
 _MIN_CALLS = 8
-# How far the mean slope of a correct kernel may lie from that of the ensemble, whatever the number of calls: 1/16 of the dtype's
-# eps; with TF32 operands that are cut off, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a
-# quantisation, whose second-order effects depend on details such as blocks. Measured: `benchmarks/honest_kernels.py`.
+# How far the mean slope of a correct kernel may lie from the ensemble's, for any number of calls: 1/16 of the dtype's eps; with
+# truncated TF32 operands, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a quantisation, whose
+# second-order effects depend on details such as blocks. Measured with `benchmarks/honest_kernels.py`.
 _SLOPE_ROUNDINGS, _SLOPE_TF32, _SLOPE_QUANTISED = 1 / 16, 1.5e-3, 0.1
-# Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
-# per token instead of one per 128 tokens, 0.65 of it on normal data.
+# Least share of the ensemble's noise that a kernel of its family has. Finer scales than declared reduce the noise: a scale per
+# token instead of one per 128 tokens has 0.65 of it on normal data.
 _LEAST_SHARE = 0.5
-# Noise of a quantisation, as a multiple of `least_error`, from which a cell tells it from the rounding of the dtype: that is about
-# half of `least_error`, so without the quantisation the error is at most a quarter of its noise.
+# A cell can distinguish a quantisation's noise from the dtype's rounding from this multiple of `least_error` on. The rounding is
+# about half of `least_error`, so without the quantisation the error is at most a quarter of its noise.
 _CLEAR = 2.0
 
 _Floats = NDArray[np.float64]
@@ -38,7 +39,7 @@ Group = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class _Pooled:
-    """An error that shows over many calls: the number that shows it in the worst group, and what noise explains of it there."""
+    """An error that shows over many calls: the number that shows it in the worst group, and its limit from noise there."""
 
     groups: tuple[Group, ...]
     value: float
@@ -47,12 +48,13 @@ class _Pooled:
 
 
 def scaled(results: Sequence[CallResult]) -> _Pooled | None:
-    """Find the groups of calls (by dtype, and by phase or head) whose output is scaled; None if there are none.
+    """Find the groups of calls (by dtype, and by phase or head) whose output is scaled.
 
-    The slope of the output on the truth averages over all numbers of a call, so it sees a gain that is far below the noise of each
-    number. The mean over calls is tested with Student's t, whose spread is that of the calls themselves.
+    The slope of the output on the truth averages over all numbers of a call, so it shows a gain far below the noise of each
+    number. Student's t tests the mean over calls, with the spread of the calls themselves.
 
-    The value is the factor: the output is this multiple of the truth. The limit is its largest deviation from 1.
+    Returns:
+        The factor by which the output is scaled, with its largest deviation from 1 as the limit; or None if no group is scaled.
     """
     usable = [result for result in results if not result.fails]
     groups = _grouped(usable, (("dtype",), ("dtype", "phase"), ("dtype", "layer")))
@@ -77,7 +79,7 @@ def scaled(results: Sequence[CallResult]) -> _Pooled | None:
 
 
 def _deviations(result: CallResult) -> tuple[_Floats, float]:
-    """Compute how far slopes are from what they should be, [num_q_heads], and how far they may be for any number of calls."""
+    """Compute the deviations of slopes from the ensemble's, [num_q_heads], and the tolerance for any number of calls."""
     expected = torch.ones_like(result.slopes)
     if result.limits.family.quantises:
         expected = result.limits.ensemble.slopes.mean(0)
@@ -85,7 +87,7 @@ def _deviations(result: CallResult) -> tuple[_Floats, float]:
 
 
 def _dropped(result: CallResult) -> float:
-    """Bound what leaving out weights changes in a slope, of any head: sum of |output - truth| |truth| over sum of truth^2."""
+    """Bound the change in any head's slope from dropped weights: sum of |output - truth| |truth| over sum of truth^2."""
     family, call, rows = result.limits.family, result.call, result.cells.rows
     if not family.dropped:
         return 0.0
@@ -95,7 +97,7 @@ def _dropped(result: CallResult) -> float:
 
 
 def _slope(results: Sequence[tuple[CallResult, _Floats, float]], heads: slice, rate: float) -> tuple[float, float]:
-    """Compute the mean deviation of slopes over calls, and its limit; infinite for too few calls."""
+    """Compute the mean deviation of slopes over calls, and its limit, which is infinite for too few calls."""
     values, weights, tolerances = [], [], []
     for result, slopes, tolerance in results:
         off = slopes[heads]
@@ -127,9 +129,11 @@ def _tolerance(result: CallResult) -> float:
 
 
 def not_run(results: Sequence[CallResult]) -> _Pooled | None:
-    """Find the groups of calls (by phase, dtype and head_dim) whose own error is smaller than their quantisation must cost.
+    """Find the groups of calls (by phase, dtype and head_dim) whose own error is too small for their quantisation.
 
-    The value is the own error as a share of what the quantisation costs, and the limit the least share of a kernel of the family.
+    Returns:
+        The own error as a share of the quantisation's noise, with the least share of a kernel of the family as the limit; or
+        None.
     """
     usable = [
         result
@@ -149,7 +153,7 @@ def not_run(results: Sequence[CallResult]) -> _Pooled | None:
 
 
 def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
-    """Compute the mean share of the declared noise that own errors have, and its limit; limit 0 where there is too little data."""
+    """Compute the mean own error as a share of the declared noise, and its limit, which is 0 if there is too little data."""
     shares, freedom = [], 0.0
     for result in results:
         declared = result.limits.ensemble

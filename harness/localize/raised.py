@@ -1,4 +1,4 @@
-"""The place in a kernel where an exception was raised, whoever called the kernel and whatever it called."""
+"""Finds the place in a kernel where an exception was raised, for any caller of the kernel and any library that it calls."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from traceback import TracebackException, walk_tb
 from types import FrameType
 
 RAISED = "raised "
-"""How the words of a breach begin where the kernel raised."""
-# Rooms whose functions call kernels; none of them is in a kernel.
+"""The beginning of a breach's description if the kernel raised."""
+# Packages whose functions call kernels, and are never part of one.
 _CALLERS = tuple(str(Path(__file__).resolve().parents[1] / room) + "/" for room in ("localize", "checks", "readout"))
-# What decorates kernels, and what they call.
+# Libraries that decorate kernels, or that kernels call.
 _LIBRARIES = frozenset(("torch", "triton", "numpy", "contextlib", "functools")) | sys.stdlib_module_names
 
 
 def raised(error: BaseException) -> str:
-    """Describe an exception in words that follow "the kernel": "raised ValueError: no such head (mine.py, line 12, in forward)"."""
+    """Describe an exception after "the kernel": "raised ValueError: no such head (mine.py, line 12, in forward)"."""
     return f"{RAISED}{type(error).__name__}: {_said(error)[:200]} ({_place(error)})"
 
 
 def _place(error: BaseException) -> str:
     """Return file, line and function of the innermost frame of the kernel's own file or package."""
-    # Triton's interpreter and compiler wrap what a kernel raises, so the exceptions that this one was raised from count too.
+    # Triton's interpreter and compiler wrap a kernel's exceptions, so the causes of this one count too.
     frames = [pair for exception in _chain(error) for pair in _frames(exception)]
     if not frames:
         return "when it was called"
@@ -39,17 +39,17 @@ def _place(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Format the traceback, without the frames of whoever called the kernel."""
+    """Format the traceback, without the frames of the kernel's callers."""
     made = TracebackException.from_exception(error)
     exceptions = [made]
-    for exception in exceptions:  # grows while it is read
+    for exception in exceptions:  # grows during the loop
         exception.stack[:] = [frame for frame in exception.stack if not _calls(frame.filename)]
         exceptions += [other for other in (exception.__cause__, exception.__context__) if other is not None]
-    return "".join(made.format()).rstrip("\n").replace("\x1b", "?")  # what it says must not drive a terminal
+    return "".join(made.format()).rstrip("\n").replace("\x1b", "?")  # its message must not control a terminal
 
 
 def _said(error: BaseException) -> str:
-    """Return an exception's message in one line: the first; a compiler's last, after "at 12:8:" and the source."""
+    """Return one line of an exception's message: the first, or a compiler's last, after "at 12:8:" and the source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "" if not lines else lines[-1] if re.fullmatch(r"at \d+:\d+:", lines[0]) else lines[0]
 
@@ -71,6 +71,6 @@ def _calls(file: str) -> bool:
 
 
 def _package(frame: FrameType) -> str:
-    """Return the package of a frame's module, also of one that Python runs as ``__main__``."""
+    """Return the package of a frame's module, even if Python runs the module as ``__main__``."""
     spec = frame.f_globals.get("__spec__")
     return str(frame.f_globals.get("__name__", "") if spec is None else spec.name).partition(".")[0]

@@ -1,6 +1,6 @@
-"""Reading the weights that a kernel gives to values.
+"""Reads the weights that a kernel gives to values.
 
-Attention is linear in V, so values that say who they are come out as weights.
+Attention is linear in V, so with one-hot values the output consists of weights.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from assay.harness.attention.sequence_groups import tempering
 Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 _Asked = Callable[[AttentionCall], "Tensor | None"]
-"""A kernel that is asked: the output, float64 [total_q, num_q_heads, head_dim_v] on the CPU, or None where there is none."""
-# Least size of an output that an error is relative to: far below what float32 leaves of one, but not zero.
+"""Runs a kernel: returns the output, float64 [total_q, num_q_heads, head_dim_v] on the CPU, or None if there is none."""
+# Least size of an output for a relative error: far below float32's resolution of an output, but not zero.
 _SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
 class WeightReading:
-    """A kernel's weights of the values of a call, as they were read.
+    """A kernel's weights for the values of a call, as read.
 
     Attributes:
         call: the call.
-        rows: packed rows of q that were read, int64 [rows].
+        rows: the packed rows of q, int64 [rows].
         weights: float64 [rows, num_q_heads, num_kv_heads, total_k]: out = sum of weights * V, plus `constant`.
-        constant: what does not come from V, float64 [rows, num_q_heads, head_dim_v].
-        off: by how much the weights fail to give the kernel's output on ordinary values, relative L1, float64 [rows, num_q_heads]:
-            it is large where the kernel is not linear in V, or mixes the dimensions of V.
+        constant: the part that does not depend on V, float64 [rows, num_q_heads, head_dim_v].
+        off: distance of the kernel's output on ordinary values from the one that the weights give, relative L1, float64 [rows,
+            num_q_heads]. It is large if the kernel is not linear in V, or mixes the dimensions of V.
     """
 
     call: AttentionCall
@@ -47,12 +47,12 @@ class WeightReading:
 
     @cached_property
     def scores(self) -> Numbers:
-        """Scores of the rows that were read; see `scores_of`."""
+        """Scores of the rows; see `scores_of`."""
         return scores_of(self.call, self.rows)
 
     @cached_property
     def expected(self) -> Numbers:
-        """The right weights, in the shape of `weights`."""
+        """The correct weights, in the shape of `weights`."""
         return right_weights(self.call, self.rows, self.scores)
 
     @cached_property
@@ -80,12 +80,12 @@ def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
 
 
 def sinks_of(call: AttentionCall) -> Numbers | None:
-    """Return the score of each q head's sink, float64 [num_q_heads, 1]; None without sinks."""
+    """Return the score of each q head's sink, float64 [num_q_heads, 1], or None without sinks."""
     return np.array(call.spec.sinks, dtype=np.float64)[:, None] if call.spec.sinks else None
 
 
 def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
-    """Return which packed keys a query should see, bool [rows, total_k]."""
+    """Return flags of the packed keys that each query should see, bool [rows, total_k]."""
     seen = np.zeros((len(rows), call.k.shape[0]), bool)
     for rows_q, rows_k in sequences(call):
         here = np.flatnonzero((rows >= rows_q.start) & (rows < rows_q.stop))
@@ -95,9 +95,10 @@ def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
 
 
 def softmax(scores: Numbers, seen: Flags, sinks: Numbers | None = None) -> Numbers:
-    """Give the weights of the keys that are seen, which broadcast to the scores; zero where no key is.
+    """Compute the weights of the visible keys, or zeros if no key is visible.
 
-    `sinks` are scores that count in the denominator alone, broadcasting to the scores but for their last axis, which is 1.
+    `seen` broadcasts to the scores. `sinks` are scores that count only in the denominator; they broadcast to the scores except
+    for their last axis, which is 1.
     """
     masked = np.where(seen, scores, -np.inf)
     top = masked.max(-1, keepdims=True)
@@ -110,7 +111,7 @@ def softmax(scores: Numbers, seen: Flags, sinks: Numbers | None = None) -> Numbe
 
 
 def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers) -> Numbers:
-    """The right weights, float64 in the shape of the scores."""
+    """Compute the correct weights, float64 in the shape of the scores."""
     heads = np.arange(call.heads.q_heads)
     own = call.heads.kv_head(heads)
     weights = np.zeros_like(scores)
@@ -122,12 +123,12 @@ def read(ask: _Asked, call: AttentionCall, rows: Sequence[int]) -> WeightReading
     """Read the weights of some queries of a call, with ceil(total_k / (head_dim_v // num_kv_heads)) + 2 calls.
 
     Args:
-        ask: the kernel; None is no answer.
-        call: the call. Its head_dim_v is at least num_kv_heads.
+        ask: runs the kernel, or returns None.
+        call: the call, whose head_dim_v is at least num_kv_heads.
         rows: packed rows of q.
 
     Returns:
-        None if the kernel did not answer one of the calls, or an answer is not finite.
+        The weights, or None if the kernel did not answer one of the calls, or an answer is not finite.
     """
     keys, kv_heads, dim = call.v.shape
     chosen = torch.as_tensor(list(rows))
@@ -135,9 +136,9 @@ def read(ask: _Asked, call: AttentionCall, rows: Sequence[int]) -> WeightReading
     empty = ask(replace(call, v=torch.zeros_like(call.v)))
     if empty is None:
         return None
-    # A kernel that divides by the largest value may answer NaN to values that are all zero, and only to those.
+    # A kernel that divides by the largest value may return NaN if all values are zero, and only then.
     constant = empty[chosen] if bool(empty[chosen].isfinite().all()) else torch.zeros_like(empty[chosen])
-    width = dim // kv_heads  # every kv head has codes in every probe, so that none of them is zero throughout
+    width = dim // kv_heads  # every kv head has codes in every probe, so that none is all zeros
     for start in range(0, keys, width):
         stop = min(start + width, keys)
         v = torch.zeros_like(call.v)
@@ -158,9 +159,9 @@ def read(ask: _Asked, call: AttentionCall, rows: Sequence[int]) -> WeightReading
 
 
 def row_errors(call: AttentionCall, out: Tensor) -> Numbers:
-    """Error of each query and head, relative to the size of its right output: L1, float64 [total_q, num_q_heads].
+    """Compute the error of each query and head relative to the size of its correct output: L1, float64 [total_q, num_q_heads].
 
-    Infinite where the output is not finite.
+    It is infinite where the output is not finite.
     """
     right = oracle(call).cpu()
     size = right.abs().sum(-1).clamp(min=_SMALLEST)

@@ -1,7 +1,7 @@
-"""Under which condition something is wrong: the simplest rules that agree with everything that was run.
+"""Finds the condition under which something is wrong: the simplest rules that agree with every run.
 
-A rule is a conjunction of properties of single features, the shape in which configurations of faults are found by active queries in
-Vernaza et al., "Learning product set models of fault triggers in high-dimensional software interfaces" (IROS 2015).
+A rule is a conjunction of properties of single features. Active queries find the configurations of faults in this form in Vernaza
+et al., "Learning product set models of fault triggers in high-dimensional software interfaces" (IROS 2015).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Column = NDArray[np.generic]
 _Flags = NDArray[np.bool_]
 
 _MODULI = (2, 3, 4, 8, 16, 32, 64, 128, 256)
-# What a property costs a reader: the plainest features first, thresholds before residues.
+# The cost of a property to a reader: the plainest features first, thresholds before residues.
 _FEATURE_COST = {
     "new": 0.0, "prefix": 0.0, "phase": 0.0, "dtype": 0.0, "head_dim": 0.0, "query": 0.0, "head": 0.1, "length": 0.1, "ratio": 0.1,
     "kv_heads": 0.1, "sequences": 0.1, "dim": 0.0,
@@ -32,15 +32,15 @@ _KIND_COST = {">=": 1.0, "<=": 1.0, "==": 1.3, "!=": 1.3, "between": 1.5, "in": 
               "residue between": 2.0, "power of two": 1.6, "no power of two": 1.6}  # fmt: skip
 # Kinds of properties with a limit that lies between two numbers.
 _LIMITED = (">=", "<=", "==", "between")
-# Features whose values are those of a list: nobody asks for those in between.
+# Features with a list of values: nobody asks for values in between.
 _LISTS = {"head_dim", "head_dim_v", "window", "softcap", "sinks", "temperature"}
 _PER_VALUE, _ODD_RESIDUE = 0.15, 0.4
-# Most numbers that are listed, properties in a rule, and steps of the search for rules.
+# Most numbers in a list, properties in a rule, steps of the search for rules, and branches of a step.
 _LISTED, _LARGEST, _STEPS, _BRANCHES = 6, 4, 4000, 40
 
 
 def cost(rule: Rule) -> float:
-    """Compute what a rule costs a reader."""
+    """Compute the cost of a rule to a reader."""
     return sum(map(_cost, rule))
 
 
@@ -51,17 +51,17 @@ def _cost(prop: Property) -> float:
 
 
 def holds(rule: Rule, known: Known) -> bool:
-    """Return True if something has every property of a rule."""
+    """Return True if the features have every property of a rule."""
     return all(bool(over(prop, np.array([known[prop.feature]]))[0]) for prop in rule)
 
 
 def meets(tried: Tried, known: Known) -> bool:
-    """Return True if something is in the context of a condition and meets it."""
+    """Return True if the features are in the context of a condition and meet it."""
     return all(known[name] == value for name, value in tried.context.items()) and holds(tried.rule, known)
 
 
 def over(prop: Property, column: _Column) -> _Flags:
-    """Tell which values of a feature have a property. NaN has none."""
+    """Return flags of the values of a feature that have a property. NaN has none."""
     if prop.kind == "in":
         return np.isin(column, list(prop.values))
     numbers, v = np.asarray(column, dtype=float), [float(value) for value in prop.values]
@@ -96,18 +96,18 @@ def _powers(column: _Column) -> _Flags:
 
 @dataclass
 class Points:
-    """What was run: the features of each, and whether it was wrong."""
+    """The features of everything that was run, and whether each was wrong."""
 
     known: list[Known] = field(default_factory=list)
     wrong: list[bool] = field(default_factory=list)
 
     def add(self, known: Known, wrong: bool) -> None:
-        """Add what was run."""
+        """Add a point."""
         self.known.append(known)
         self.wrong.append(wrong)
 
     def within(self, context: Known) -> Points:
-        """Return those with these values of features."""
+        """Return the points with these values of features."""
         kept = [
             (known, wrong)
             for known, wrong in zip(self.known, self.wrong, strict=True)
@@ -116,25 +116,25 @@ class Points:
         return Points([known for known, _ in kept], [wrong for _, wrong in kept])
 
     def meeting(self, rule: Rule) -> _Flags:
-        """Tell which of them have every property of a rule."""
+        """Return flags of the points that have every property of a rule."""
         flags = np.ones(len(self.known), dtype=bool)
         for prop in rule:
             flags &= over(prop, self._column(prop.feature))
         return flags
 
     def confirm(self, rule: Rule, since: int, least: int) -> bool:
-        """Return True if those added since are wrong exactly where a rule holds, and enough of them lack each property alone."""
+        """Return True if the points since then are wrong exactly where a rule holds, and enough lack each property alone."""
         fresh, wrong = Points(self.known[since:], self.wrong[since:]), np.array(self.wrong[since:], dtype=bool)
         met = fresh.meeting(rule)
         alone = [fresh.meeting(tuple(other for other in rule if other != prop)) & ~met for prop in rule]
         return bool((met == wrong).all()) and min(int(flags.sum()) for flags in (met, *alone)) >= least
 
     def common(self) -> list[Property]:
-        """List the properties that everything wrong has."""
+        """List the properties that all wrong points have."""
         return list(_common(self.columns(), np.array(self.wrong, dtype=bool)))
 
     def off(self, prop: Property) -> NDArray[np.float64]:
-        """Compute how far each is from the nearest limit of a property; 0 for words."""
+        """Compute the distance of each point to the nearest limit of a property, or 0 for words."""
         column = self._column(prop.feature)
         if any(isinstance(value, str) for value in prop.values):
             return np.zeros(len(column))
@@ -144,9 +144,9 @@ class Points:
         return np.asarray(np.nan_to_num(np.abs(values[:, None] - limits).min(1), nan=np.inf), dtype=float)
 
     def gaps(self, rule: Rule) -> Iterator[tuple[Property, float, float]]:
-        """Yield, for each limit of a rule, the two values between which it lies: of what was wrong and of what was right.
+        """Yield, for each limit of a rule, the two values between which it lies: the wrong one and the correct one.
 
-        Only limits with another whole number between both are given.
+        Skip limits without another whole number between both.
         """
         bad = np.array(self.wrong, dtype=bool)
         for prop in rule:
@@ -162,7 +162,7 @@ class Points:
                 yield prop, float(wrong.max()), float(above.min())
 
     def plainest(self, rule: Rule) -> Rule:
-        """Put limits between which nothing was run at the roundest number there: a block ends at 64, not at 66."""
+        """Move each limit to the roundest number within its untested gap: a block ends at 64, not at 66."""
         for prop, wrong, right in self.gaps(rule):
             ends = range(round(min(wrong, right)), round(max(wrong, right)))  # the last number below a limit
             end = float(max(ends, key=lambda n: (_roundness(n), -abs(n - wrong))))
@@ -181,15 +181,15 @@ class Points:
 
 
 def _roundness(end: int) -> float:
-    """Return the power of two at which a block ends, if the next number belongs to another."""
+    """Return the power of two at which a block ends if the next number belongs to another."""
     return max(n & -n or math.inf for n in (end, end + 1))
 
 
 def rules(points: Points, most: int = 6) -> list[Rule]:
-    """Find the cheapest conjunctions that everything wrong meets and nothing right does, cheapest first.
+    """Find the cheapest conjunctions that all wrong points meet and no correct point does, cheapest first.
 
     Args:
-        points: what was run.
+        points: the points.
         most: most rules to return.
     """
     bad = np.array(points.wrong, dtype=bool)
@@ -199,7 +199,7 @@ def rules(points: Points, most: int = 6) -> list[Rule]:
     excluding: dict[tuple[bytes, str], tuple[Property, _Flags]] = {}
     for prop in sorted(_common(columns, bad), key=_cost):
         excludes = ~over(prop, columns[prop.feature][~bad])
-        if excludes.any():  # of one feature, the cheapest of those that say the same; of others, rivals
+        if excludes.any():  # keep the cheapest of equivalent properties of one feature; other features are rivals
             excluding.setdefault((excludes.tobytes(), prop.feature), (prop, excludes))
     every = sorted(excluding.values(), key=lambda pair: _cost(pair[0]))
     if not every:
@@ -213,17 +213,17 @@ def cheapest(
 ) -> list[tuple[int, ...]]:
     """Find the cheapest sets of properties that together exclude everything.
 
-    The search branches on whichever thing fewest properties exclude: one of these must be in the set.
+    The search branches on the thing that the fewest properties exclude: one of these must be in the set.
 
     Args:
-        excludes: what each property excludes, bool [properties, things].
-        costs: of the properties, [properties].
+        excludes: the things that each property excludes, bool [properties, things].
+        costs: the costs of the properties, [properties].
         most: most sets to return.
         largest: most properties of a set.
-        steps: of the search.
+        steps: most steps of the search.
 
     Returns:
-        Numbers of properties, ascending; the cheapest set first.
+        Sets of indices of properties, each ascending; the cheapest set first.
     """
     table = np.unique(excludes, axis=1)
     sets: dict[frozenset[int], float] = {}
@@ -249,7 +249,7 @@ def cheapest(
 
 
 def _common(columns: Mapping[str, _Column], bad: _Flags) -> Iterator[Property]:
-    """Yield the properties that everything wrong has."""
+    """Yield the properties that all wrong points have."""
     for name, column in columns.items():
         wrong, right = column[bad], column[~bad]
         if column.dtype.kind in "UO":
@@ -259,7 +259,7 @@ def _common(columns: Mapping[str, _Column], bad: _Flags) -> Iterator[Property]:
 
 
 def _of_numbers(name: str, wrong: NDArray[np.float64], right: NDArray[np.float64]) -> Iterator[Property]:
-    """Yield the properties that all these distinct numbers have."""
+    """Yield the properties that all of these distinct numbers have."""
     low, high = float(wrong[0]), float(wrong[-1])
 
     def having(kind: str, *values: float) -> Property:

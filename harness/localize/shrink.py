@@ -1,4 +1,4 @@
-"""A failing call -> the smallest call that still shows the bug, and a test of it."""
+"""Shrinks a failing call to the smallest one that still shows the bug, and writes a test of it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
-# Most runs of the kernel, and seconds, in which a call is shrunk; the smallest call found by then is shown.
+# Most runs of the kernel, and seconds, for shrinking a call; the report shows the smallest call by then.
 _MAX_RUNS, _SECONDS = 400, 10.0
-# Most numbers that a test holds as literals: about 90 kB of text.
+# Most numbers to write as literals in a test: about 90 kB of text.
 _MAX_LITERALS = 4096
 _IN_EVIDENCE = "smallest failing call: "
 
@@ -36,12 +36,12 @@ Fails = Callable[[AttentionCall], bool]
 
 @dataclass(frozen=True)
 class Smallest:
-    """The smallest calls that show a bug, in words, and what writes a test of them; nothing where no call fails.
+    """The smallest calls that show a bug, and a function that writes a test of them; all empty if no call fails.
 
     Attributes:
-        words: the calls.
-        source: writes a test for a finding; None where no test can hold them.
-        wrong: the outputs that were wrong on the way to them.
+        words: a description of the calls.
+        source: writes a test for a finding, or None if a test cannot hold the calls.
+        wrong: the wrong outputs on the way to them.
     """
 
     words: str = ""
@@ -49,12 +49,12 @@ class Smallest:
     wrong: Sequence[CallResult] = ()
 
     def test(self, findings: Sequence[Finding]) -> str:
-        """Write a pytest file that shows it, in the words of the first finding about outputs, else of the first; or empty."""
+        """Write a pytest file that describes the first finding about outputs, or else the first; return "" without a source."""
         about = _about_outputs(findings)
         return self.source(about[0]) if self.source and about else ""
 
     def named_in(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Name this call in the first finding about outputs, as its smallest; return all findings."""
+        """Replace the smallest call in the first finding about outputs by this one; return all findings."""
         about, named = _about_outputs(findings)[:1], list(findings)
         for first in about if self.words else ():
             evidence = [_IN_EVIDENCE + self.words if line.startswith(_IN_EVIDENCE) else line for line in first.evidence]
@@ -79,9 +79,9 @@ def smallest_call(
     Args:
         guard: the kernel.
         run: its results on several calls.
-        findings: what is wrong with it, named bugs first.
-        path: how the kernel can be imported, as ``module:function`` or a published name; empty if it cannot.
-        other: where no output is wrong, a call on which something else is, and what tells that.
+        findings: its findings, named bugs first.
+        path: the path to import the kernel, as ``module:function`` or a published name, or an empty string if there is none.
+        other: if no output is wrong, a call with another fault, and the fault.
     """
     failing = [result.call for result in run.results if result.fails]
     if not failing and other is not None:
@@ -101,14 +101,14 @@ def smallest_call(
     named = (f.id for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN))
     wrong: list[CallResult] = []
     with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
-        # Of a kernel that errs by chance, any error.
+        # If a kernel errs by chance, any error counts.
         call = shrink(guard, call, head_dims_of(guard, run), next(named, ""), wrong)
     text = written(call, lambda drawn: _fails(guard, drawn)) if path else None
     return Smallest(describe(call), source_of([text], guard, path) if text else None, wrong)
 
 
 def head_dims_of(guard: Guard, run: KernelRun) -> set[int]:
-    """Return the head dims that a call may shrink to: with others, a kernel may write beyond its output, which ends the process."""
+    """Return the head dims that a call may shrink to. With others, a kernel may write beyond its output and crash the process."""
     return {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
 
 
@@ -121,16 +121,16 @@ def shrink(
 ) -> AttentionCall:
     """Find the smallest call that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
 
-    Deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are used up. A call
-    that the kernel refuses does not fail. Prefixes lose their oldest tokens, new tokens their newest; complete groups of q heads
-    are dropped first. A scale of head_dim ** -0.5 follows head_dim.
+    The search is deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are
+    used up. A call that the kernel refuses does not fail. Prefixes lose their oldest tokens, and new tokens the newest; complete
+    groups of q heads are dropped first. A scale of head_dim ** -0.5 follows head_dim.
 
     Args:
         guard: the kernel.
         call: a call on which it fails.
         head_dims: smaller head dims to try.
-        bug: id of the hypothesis within whose bounds a failing output must be; empty for any.
-        wrong: gets each result that is out of bounds.
+        bug: id of the hypothesis that must explain a failing output, or an empty string for any.
+        wrong: receives each result that is out of bounds.
 
     Raises:
         ValueError: the call itself does not fail.
@@ -158,7 +158,7 @@ def shrink(
 
 
 def _limited(fails: Fails) -> Fails:
-    """Return the same predicate for so many runs, and so much time; then nothing fails."""
+    """Return the predicate with a limit on runs and time, after which nothing fails."""
     until, runs = time.monotonic() + _SECONDS, 0
 
     def limited(call: AttentionCall) -> bool:
@@ -244,13 +244,13 @@ MAX_CALLS = len(_EARLIER) + 1
 
 
 def source_of(calls: Sequence[str], guard: Guard, path: str, times: int = 1) -> Callable[[Finding], str]:
-    """Write a pytest file that fails if the last of some calls is wrong, or another one.
+    """Return a function that writes a pytest file, which fails if any of the calls is wrong.
 
     Args:
-        calls: the calls as `written`, in their order.
+        calls: the calls as `written`, in order.
         guard: the kernel.
-        path: what it is imported by.
-        times: how often the last call is made.
+        path: the path to import it.
+        times: number of times to make the last call.
     """
     noise = guard.assay.noise
     excused = "" if noise == declaration(guard.kernel).noise else f", noise={noise!r}"
@@ -288,10 +288,10 @@ def test_the_kernel_is_correct() -> None:
 
 
 def written(call: AttentionCall, fails: Fails) -> str | None:
-    """Write a call as source that names it CALL: inputs from a seed, if such data fail too, else its numbers.
+    """Write a call as source that names it CALL: inputs from a seed if such data fail too, or else its numbers.
 
     Returns:
-        The source, or None if the kernel fails on the call's own data only, which is too large for a test.
+        The source, or None if the kernel fails only on the call's own data, and these are too large for a test.
     """
     own = f"spec={call.spec!r}"
     if drawn := _drawn(call, fails):
@@ -312,8 +312,8 @@ def written(call: AttentionCall, fails: Fails) -> str | None:
 
 
 _Change = tuple[str, Callable[[AttentionCall], AttentionCall]]
-# What normal data may need before a kernel fails on it, as source and as a function: values beyond the range of fp8, peaked
-# weights, an offset of K, scores far below zero.
+# Changes that can make a kernel fail on normal data, as source and as a function: values beyond the range of fp8, peaked weights,
+# an offset of K, scores far below zero.
 _CHANGES: tuple[_Change, ...] = (
     ("", lambda call: call),
     ("v=300 * CALL.v", lambda call: replace(call, v=300 * call.v)),
@@ -322,12 +322,12 @@ _CHANGES: tuple[_Change, ...] = (
     ("k=CALL.k + 6", lambda call: replace(call, k=call.k + 6)),
     ("q=CALL.q.abs(), k=-8 * CALL.k.abs()", lambda call: replace(call, q=call.q.abs(), k=-8 * call.k.abs())),
 )
-# Seeds that are tried of each.
+# Seeds to try with each change.
 _SEEDS = 6
 
 
 def _drawn(call: AttentionCall, fails: Fails) -> tuple[int, _Change] | None:
-    """Find the seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
+    """Return a seed and a change of its data with which the kernel fails on a call of this shape, or None."""
     carried = any(call.tensors.keys() - {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})
     if carried or call.v.shape[2] != call.q.shape[2] or call.spec.layout != "packed" or call.spec.grad_mode:
         return None
@@ -344,7 +344,7 @@ def _drawn(call: AttentionCall, fails: Fails) -> tuple[int, _Change] | None:
 def _fails(guard: Guard, call: AttentionCall) -> bool:
     try:
         return measure(call, guard(call.clone()).out, guard.assay.noise).fails
-    except (KernelRefused, ValueError):  # the second: such data overflow the dtype
+    except (KernelRefused, ValueError):  # ValueError: such data overflow the dtype
         return False
 
 
@@ -352,7 +352,7 @@ def _literal(tensor: Tensor) -> str:
     """Format a tensor as source; the repr of a float64 is exact for every narrower dtype."""
     device = "" if tensor.device.type == "cpu" else f", device={str(tensor.device)!r}"
     values = tensor.tolist() if not tensor.is_floating_point() else tensor.double().tolist()
-    if tensor.dtype.itemsize == 1 and tensor.is_floating_point():  # torch.tensor makes no FP8
+    if tensor.dtype.itemsize == 1 and tensor.is_floating_point():  # torch.tensor cannot make FP8
         return f"torch.tensor({values!r}){device and f'.to({str(tensor.device)!r})'}.to({tensor.dtype})"
     text = repr(values).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
     return f"torch.tensor({text}, dtype={tensor.dtype}{device})"

@@ -1,4 +1,4 @@
-"""The number of threads that PyTorch and NumPy use on a CPU."""
+"""Sets the number of threads that PyTorch and NumPy use on a CPU."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from threadpoolctl import threadpool_limits
 
 from assay.harness.attention.call import AttentionCall
 
-# Attention scores (queries x keys x heads) of a call up to which threads cost more than they gain.
+# Up to this many attention scores (queries x keys x heads) in a call, threads cost more than they gain.
 _SMALL_SCORES = 2**23
-# Threads that a kernel gets inside `few_threads`; None for those that there are.
+# Threads for a kernel inside `few_threads`, or None for the current number.
 _of_kernels: ContextVar[int | None] = ContextVar("_of_kernels", default=None)
 
 
 @contextmanager
 def few_threads(calls: Sequence[AttentionCall]) -> Iterator[None]:
-    """Run PyTorch, and NumPy's BLAS, on one thread where all calls are small and on a CPU.
+    """Run PyTorch and NumPy's BLAS on one thread if all calls are small and on a CPU.
 
     Two threads wait for each other in every operation: on two busy cores, checking a kernel on the small matrix took 15 s of CPU
-    with two, 0.8 s with one. Those of NumPy's BLAS, in which Triton's interpreter multiplies, spin meanwhile: they took 219 of the
-    306 CPU seconds of a check of SageAttention. With ``OMP_NUM_THREADS`` set, what runs in `kernel_threads` keeps its threads of
-    PyTorch: a CPU kernel's own threads might race.
+    with two, 0.8 s with one. The threads of NumPy's BLAS, which Triton's interpreter multiplies with, spin meanwhile: they took
+    219 of the 306 CPU seconds of a check of SageAttention. With ``OMP_NUM_THREADS`` set, code in `kernel_threads` keeps its
+    PyTorch threads, since a CPU kernel's own threads might race.
     """
     before = torch.get_num_threads()
     small = all(
@@ -48,7 +48,7 @@ def few_threads(calls: Sequence[AttentionCall]) -> Iterator[None]:
 
 @contextmanager
 def kernel_threads() -> Iterator[None]:
-    """Run the kernel under test on as many threads as ``OMP_NUM_THREADS`` had given it, inside `few_threads` too."""
+    """Run the kernel under test on as many threads as ``OMP_NUM_THREADS`` gives it, inside `few_threads` too."""
     before, wanted = torch.get_num_threads(), _of_kernels.get()
     if wanted is None or wanted == before:
         yield
@@ -65,10 +65,10 @@ _WAITS = 5.0
 
 
 def budget_clock(device: str) -> Callable[[], float]:
-    """The clock of a budget, in seconds, from zero.
+    """Return the clock of a budget, in seconds from zero.
 
-    On a CPU it shows the CPU time of this process, so that a busy machine reads as much as an idle one. A kernel that waits would
-    never end it: a second of waiting counts a fifth. On other devices it shows the time that passes.
+    On a CPU it shows the CPU time of this process, so that a busy machine gets as much done as an idle one. A waiting kernel
+    would never use up the budget, so a second of waiting counts a fifth. On other devices it shows wall-clock time.
     """
     wall, cpu = time.monotonic(), time.process_time()
     if device != "cpu":

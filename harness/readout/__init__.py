@@ -1,1 +1,1 @@
-"""The read-out: the operator that a kernel was observed to compute, read by asking it."""
+"""The read-out: infers the operator that a kernel computes from its answers to probes."""

@@ -1,8 +1,8 @@
-"""Rows of K and V that are read from elsewhere: the packed row at which a kernel looks for a key, as a start and an index.
+"""Explains rows of K and V that are read from the wrong place: the packed row that a kernel reads for a key, as start and index.
 
-A page table, a stride or a ring that is wrong reads key j from another row: from where another sequence begins, or from another
-index. Which rows were read is known from the weights: one by one where only V or only K is read from elsewhere, and otherwise how
-often each row counts. Expressions are sought that give the same.
+A wrong page table, stride or ring buffer reads key j from another row: from the start of another sequence, or at another index.
+The weights show which rows were read: one by one if only V or only K comes from elsewhere, and otherwise how often each row
+counts. The search finds expressions that give the same rows.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, every
 
-# Rows that expressions are compared with, and keys of a row from which on it says something.
+# Most rows to compare expressions with, and the fewest keys of an informative row.
 _MOST_ROWS, _LEAST_KEYS = 40, 4
-# Expressions that are tried of those that give what was read.
+# Most expressions to try among those that give the rows that were read.
 _RIVALS = 4
-# Cost of an address beside that of its expression: a map that is always tried and does the same is said first.
+# Cost of an address in addition to its expression's: an equivalent map that is always tried comes first.
 _COST = 2.0
-# By how much a number of times that a row is counted may miss a whole one.
+# Tolerance for the number of times that a row counts to be a whole number.
 _WHOLE = 2e-3
-# Keys of a row beyond which it is left out: expressions are computed for each key.
+# Rows with more keys are skipped, since expressions are computed for each key.
 _MOST_READ = 512
 # (call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros.
 _Rows = Callable[[AttentionCall], Ints]
 
 
 def moved(what: str, words: str, row: _Rows, cost: float = 1.0) -> Told:
-    """Rows of V, or of K and V, are read from elsewhere: from another row, which as seen from key j is in words "key j + 1"."""
+    """Return the effect of reading rows of V, or of K and V, from other rows; `words` names them for key j, like "key j + 1"."""
     some = {"v": "V of key j is", "kv": "K and V of key j are"}[what]
     return Told(f"{some} read from {words}", _moved, (what, row), cost)
 
@@ -52,12 +52,12 @@ def _moved(queries: Queries, what: str, row: _Rows) -> Numbers:
 
 
 def _padded(x: Numbers, axis: int) -> Numbers:
-    """With zeros for the row behind the last one."""
+    """Append a row of zeros."""
     return np.concatenate([x, np.zeros_like(x.take([0], axis))], axis)
 
 
 def _key_table(call: AttentionCall) -> dict[str, Ints]:
-    """The features of each packed key that addresses speak of, int64 [total_k] each."""
+    """Return the features of each packed key for addresses, int64 [total_k] each."""
     new, total = np.array(call.lens_q), np.array(call.lens_k)
     prefix, seqs = total - new, len(new)
     k_start, q_start = (np.array(x.tolist()[:-1]) for x in (call.cu_seqlens_k, call.cu_seqlens_q))
@@ -75,7 +75,8 @@ def _key_table(call: AttentionCall) -> dict[str, Ints]:
 
 
 _STRIDES = ("first_total", "first_prefix", "first_new", "most_total", "most_new", "total", "prefix", "new")
-# Where a sequence may be thought to begin: at its start in Q, at another sequence's, at a stride times its number, at a page.
+# Where a kernel may assume that a sequence begins: at its start in Q, at another sequence's start, at a stride times its index,
+# or at a page.
 _STARTS: tuple[Amount, ...] = (
     *(Amount(name, cost=cost) for name, cost in (("k_start", 0.2), ("q_start", 0.4), ("previous_start", 0.5), ("next_start", 0.6),
       ("second_previous_start", 0.8), ("prefix", 0.5), ("new", 0.5), ("total", 0.5), ("previous_total", 0.9))),
@@ -83,7 +84,7 @@ _STARTS: tuple[Amount, ...] = (
     *(Amount("k_start", how, size, 0.8) for how in ("up", "down") for size in (8, 16, 32, 64, 128)),
 )  # fmt: skip
 _SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-# What an index may be made of: pages and rings, forwards and from the end.
+# Terms of an index: pages and rings, forwards and from the end.
 _INDICES: tuple[Amount, ...] = (
     *amounts_of((("j", 0.2), ("left", 0.6)), _SIZES),
     *(Amount(name, cost=0.6) for name in ("prefix", "new", "total")),
@@ -92,7 +93,7 @@ _INDICES: tuple[Amount, ...] = (
 
 
 def _looked_for(part: _Part, at: Sum, call: AttentionCall) -> Ints:
-    """Return the packed row at which each packed key is looked for if a part of its address is this sum; `total_k` for zeros."""
+    """Return the packed row read for each packed key if a part of its address is this sum, or `total_k` for zeros."""
     table, rows = _key_table(call), call.k.shape[0]
     row: Ints = at.of(table) + table[_OTHER_PART[part]]
     return np.where((row >= 0) & (row < rows), row, rows)
@@ -105,15 +106,15 @@ def _address_words(part: _Part, at: Sum) -> str:
 
 
 _Part = Literal["start", "index"]
-# Feature of a key that is added to what is wrong of its address.
+# The correct part of an address, which is added to the wrong part.
 _OTHER_PART: dict[_Part, str] = {"start": "j", "index": "k_start"}
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a reading: the packed keys that it should see, their features, the number of keys of the call, and what was read.
+    """A row of a reading: the packed keys that it should see, their features, the number of keys of the call, and the rows read.
 
-    `read` is the packed row that each key was read from: sorted, `rows` for zeros; or in order, -1 for one that is not known.
+    `read` is the packed row that each key was read from: either sorted, with `rows` for zeros, or in order, with -1 for unknown.
     """
 
     call: AttentionCall
@@ -124,7 +125,7 @@ class _Row:
     sorted: bool
 
     def _given(self, indices: Ints) -> Flags:
-        """Return which of these rows of all keys, int64 [candidates, keys], were read, bool [candidates]."""
+        """Return flags of the candidates that give the rows that were read: int64 [candidates, keys] -> bool [candidates]."""
         if self.sorted:
             return np.asarray((np.sort(indices, 1) == self.read).all(1))
         known = self.read >= 0
@@ -132,7 +133,7 @@ class _Row:
 
 
 def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
-    """Effects that look for V, or for K and V, at a wrong address."""
+    """Yield effects that read V, or K and V, at a wrong address."""
     for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",))):
         fits = every(readings, *forms)
         rows = [row for row in (_row(*fit) for fit in fits[:: len(fits) // _MOST_ROWS + 1]) if row is not None]
@@ -149,7 +150,7 @@ def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
 
 
 def _slots(size: int, call: AttentionCall) -> Ints:
-    """The packed key in each slot of a pool where every sequence begins with a new page; as many as there are for an empty one."""
+    """Return the packed key in each slot of a pool where every sequence begins a new page, or the number of keys if empty."""
     total = np.array(call.lens_k)
     room = -(-total // size) * size
     slots = np.full(int(room.sum()), int(total.sum()))
@@ -160,11 +161,11 @@ def _slots(size: int, call: AttentionCall) -> Ints:
 
 
 def _without_gaps(size: int, call: AttentionCall) -> Ints:
-    """Each packed key is looked for in the slot of its own number."""
+    """Return the packed keys if each is read from the slot with its own index."""
     return _slots(size, call)[: call.k.shape[0]]
 
 
-# Pools that are read as if they had no empty slots.
+# Pools read as if they had no empty slots.
 _POOLS: tuple[tuple[str, _Rows], ...] = tuple(
     (
         f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
@@ -181,7 +182,7 @@ def _index_sums() -> list[Sum]:
 
 
 def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: _Part) -> list[Sum]:
-    """The sums that give what was read of every row."""
+    """Return the sums that give the rows that were read everywhere."""
     left = list(sums)
     for row in rows:
         if not left:
@@ -218,7 +219,7 @@ def _row(reading: Sample, place: int, fit: Fit) -> _Row | None:
 
 
 def _times(factors: Numbers, keys: int) -> Ints | None:
-    """Return how often each packed row is counted, if they are `keys` in all: factors are known up to a common one."""
+    """Return how often each packed row counts if the total is `keys`: factors are known up to a common one. Else None."""
     if not np.isfinite(factors).all() or (factors < 0).any() or factors.sum() <= 0 or keys < 1:
         return None
     times = factors * (keys / factors.sum())

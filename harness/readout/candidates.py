@@ -1,4 +1,4 @@
-"""From forms to effects: which effects could have made the weights that were read."""
+"""From forms to effects: finds effects that explain the weights that were read."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, common, every, near
 
-# Cost of a rule that is plain enough not to look for another.
+# A rule of at most this cost is plain enough to stop the search.
 _PLAIN = 3.5
-# Right rows that a rule is tried on: of a reading, and of queries that were not read.
+# Correct rows to test a rule on: of a reading, and of queries that were not read.
 _RIGHT_ROWS, _OTHER_ROWS = 12, 4
-# A right weight below this says little on whether its key is seen.
+# A correct weight below this says little about whether its key is seen.
 _FAINT = 1e-5
-# Keys of a row from which on only some are looked at: odd ones, their neighbours, the ends, and some between.
+# In a row with more keys, only some are examined: odd ones, their neighbours, the ends, and some in between.
 _MANY_KEYS = 160
-# Queries, the place of one of them and a head, and the factor of each packed key there, [total_k]; None for a right one.
+# Queries, the index of a query and head, and the factor of each packed key there, [total_k], or None for a correct row.
 _Row = tuple[Queries, int, "Numbers | None"]
 
 
 def key_factors(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> list[KeyFactors]:
-    """Mine rules on which keys are seen and how much from readings of wrong rows and from right queries; cheapest first."""
+    """Mine rules for the weights of keys from readings of wrong rows and from correct queries, cheapest first."""
     wrong: list[_Row] = [(reading.queries, place, fit.keys) for reading, place, fit in every(readings, "keys")]
     if not wrong:
         return []
     right = _right_rows(readings, negatives)
     counted = [(queries, place, _counted(factors)) for queries, place, factors in wrong if factors is not None]
     rules: list[KeyFactors] = []
-    # With the right rows, a rule says also where the effect shows; without them, that is left to the condition on queries.
+    # With the correct rows, a rule also says where the effect shows; without them, the condition on queries does.
     for rows in ([*wrong, *right], wrong, [*counted, *right], counted):
         for parts in _rules(rows):
             cost = sum(0.4 + part.condition.cost + 0.3 * (part.factor != 0) for part in parts)
@@ -63,13 +63,13 @@ def _right_rows(readings: Sequence[Sample], negatives: Sequence[Queries]) -> lis
 
 
 def _counted(factors: Numbers) -> Numbers:
-    """Factors as multiples of the smallest: which of two weights is the right one cannot be told from one row."""
+    """Return factors as multiples of the smallest: one row does not show which of two weights is correct."""
     least = factors[factors > 0].min() if (factors > 0).any() else 1.0
     return np.where(factors > 0, factors / least, factors)
 
 
 def _rules(rows: Sequence[_Row]) -> list[tuple[KeyFactor, ...]]:
-    """Parts that explain the rows: the cheapest, and with one of them replaced by a rival; empty if some factor follows no rule."""
+    """Return the cheapest parts that explain the rows, and variants with one rival part, or [] if a factor follows no rule."""
     parts: list[list[KeyFactor]] = []
     for name, table, values in _universes(rows):
         usual = float(name == "seen")
@@ -93,7 +93,7 @@ def _rules(rows: Sequence[_Row]) -> list[tuple[KeyFactor, ...]]:
 
 
 def _universes(rows: Sequence[_Row]) -> Iterable[tuple[str, Table, Numbers]]:
-    """For each universe of `KeyFactor` that has keys: features of the keys that are looked at, and their factors."""
+    """Yield each universe of `KeyFactor` that has keys, with the features of the examined keys and their factors."""
     universes: dict[str, list[tuple[Table, Numbers]]] = {"seen": [], "hidden": [], "foreign": []}
     draw = np.random.default_rng(0)
     for queries, place, factors in rows:
@@ -112,7 +112,7 @@ def _universes(rows: Sequence[_Row]) -> Iterable[tuple[str, Table, Numbers]]:
 
 
 def _looked_at(inside: Flags, odd: Flags, draw: np.random.Generator) -> Ints:
-    """Keys of a row that are looked at."""
+    """Return the keys of a row to examine."""
     where = np.flatnonzero(inside)
     if len(where) <= _MANY_KEYS:
         return where
@@ -122,20 +122,20 @@ def _looked_at(inside: Flags, odd: Flags, draw: np.random.Generator) -> Ints:
     return np.unique(np.concatenate([draw.permutation(wrong)[:60], wrong[:2], wrong[-2:], beside, ends]))
 
 
-# Sets of rows, each of which other sources explain, that are tried for one form.
+# Most sets of rows, each explained by different sources, to try for one form.
 _MOST_SOURCES = 16
-# Sources that are tried of those that explain the same rows.
+# Most sources to try among those that explain the same rows.
 _RIVALS = 3
-# Rows whose scale is compared with formulas.
+# Most rows whose scale is compared with formulas.
 _MOST_SCALES = 100
-# Share of the rows that a source must explain more for one more of cost.
+# A source must explain this larger share of the rows per unit of cost.
 _FAR = 0.3
-# Share of the rows that a source must explain: where two heads are swapped, each source is that of half of the rows at most.
+# Share of the rows that a source must explain: if two heads are swapped, each is the source of at most half of the rows.
 _SHARE = 0.15
 
 
 def effects_of(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Effect]:
-    """Yield effects, without conditions, that could have made the weights that were read; the kernel is right on `negatives`."""
+    """Yield effects, without conditions, that explain the weights that were read; the kernel is correct on `negatives`."""
     yield from _scales(readings)
     yield from _phantoms(readings)
     for form in ("output", "query"):
@@ -159,7 +159,7 @@ def _scales(readings: Sequence[Sample]) -> Iterable[Effect]:
 
 
 def _phantoms(readings: Sequence[Sample]) -> Iterable[Effect]:
-    """Denominators that count too many keys."""
+    """Yield effects whose denominators count too many keys."""
     fits = [
         (reading, place, fit)
         for reading, place, fit in every(readings, "keys-and-mass")
@@ -167,7 +167,7 @@ def _phantoms(readings: Sequence[Sample]) -> Iterable[Effect]:
     ]
     if not fits:
         return
-    # What is too much is a whole number, since exp(0) = 1.
+    # The excess is a whole number, since exp(0) = 1.
     counts = np.array([fit.phantom for _, _, fit in fits])
     whole = np.abs(counts - np.round(counts)) < np.minimum(0.02 * np.maximum(1, np.abs(counts)), 0.1)
     if whole.mean() < 0.6 or (np.round(counts[whole]) <= 0).mean() > 0.2:
@@ -176,14 +176,14 @@ def _phantoms(readings: Sequence[Sample]) -> Iterable[Effect]:
     table = chosen(joined([chosen(reading.queries.table, np.array([place])) for reading, place, _ in fits]), whole)
     for number, _ in Counter(wanted.tolist()).most_common(2):
         yield KeyFactors((), phantom=Sum((), int(number)), cost=1.4)
-    # Numbers of keys, or of blocks, by sums of lengths.
+    # Numbers of keys, or of blocks, as sums of lengths.
     for size in (1, *_BLOCKS):
         for count in _COUNTS(table, wanted * size)[:2]:
             yield KeyFactors((), phantom=replace(count, block=size), cost=1.8 + count.cost)
 
 
 _BLOCKS = (16, 32, 64, 128)
-# How many keys, or blocks of keys, are missing to the next block, or to the longest sequence of the batch.
+# The number of keys, or blocks of keys, up to the next block, or up to the longest sequence of the batch.
 _COUNTS = Search(
     amounts_of(
         (("total", 0.2), ("prefix", 0.2), ("new", 0.3), ("most_total", 0.5), ("most_prefix", 0.5), ("most_new", 0.6))
@@ -193,7 +193,7 @@ _COUNTS = Search(
 
 
 def _sources(readings: Sequence[Sample], form: str) -> Iterable[Effect]:
-    """Sources that many rows of a form are explained by."""
+    """Yield sources that explain many rows of a form."""
     wanted: dict[int, dict[int, set[tuple[int, int]]]] = {}
     for number, reading in enumerate(readings):
         for _, place, fit in every([reading], form):

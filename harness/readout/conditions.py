@@ -1,9 +1,8 @@
-"""Conditions: the simplest exact ones over integer features that tell two sets of examples apart.
+"""Finds the simplest exact conditions over integer features that separate two sets of examples.
 
-A table holds one integer of each feature for each example. A `Term` is an integer made of
-one or two features, a `Literal` compares a term with a constant, a `Condition` is a conjunction of literals or the negation of one.
-`conditions_of` finds the cheapest conditions that hold for all positive examples and for no negative one. It knows nothing of
-attention.
+A table holds one integer of each feature for each example. A `Term` is an integer made of one or two features, a `Literal`
+compares a term with a constant, a `Condition` is a conjunction of literals or the negation of one. `conditions_of` finds the
+cheapest conditions that hold for all positive examples and for no negative one. It knows nothing about attention.
 """
 
 from __future__ import annotations
@@ -22,41 +21,41 @@ Table = Mapping[str, NDArray[np.int64]]
 """Feature -> its value for each example, int64 [examples]."""
 _Flags = NDArray[np.bool_]
 Rounding = Choice["", "up", "down", "mod", "gap"]
-# Most literals of a condition: longer ones fit by chance.
+# Most literals of a condition: longer conditions fit by chance.
 _MAX_LITERALS = 3
-# Positive examples, and negative ones, among which conditions are sought at a time, so that a thousand literals are compared with
-# each other in a fraction of a second. Where others contradict the conditions, some of these counterexamples are added.
+# Most positive, and most negative, examples of one search, so that a thousand literals can be compared with each other in a
+# fraction of a second. If other examples contradict the conditions, some of these counterexamples are added.
 _MAX_EXAMPLES = 1500
-# Rounds of counterexamples: most rules need one or two, and what needs more is no rule.
+# Most rounds of counterexamples: most rules need one or two, and a condition that needs more is not a rule.
 _ROUNDS = 6
-# Counterexamples of each condition that are added in a round.
+# Counterexamples of each condition to add in a round.
 _COUNTEREXAMPLES = 50
-# Steps of the search for a conjunction.
+# Most steps of the search for a conjunction.
 _STEPS = 400
-# A residue or a name with more values than this is not told from each of those that it does not have, only from 0.
+# A residue or a name with more values than this is compared (!=) only with 0, not with each other value.
 _MAX_VALUES = 12
-# Cost of a condition that is plain enough not to look for a negation.
+# A condition of at most this cost is plain enough not to look for a negation.
 _NO_NEGATION = 4.0
-# Between two values that are further apart than this, constants are not compared one by one.
+# Between two values further apart than this, constants are not compared one by one.
 _WIDE = 4096
 
 
 @dataclass(frozen=True)
 class Term:
-    """An integer made of features: ``name // block - minus // block``, and of that the remainder modulo `modulo`.
+    """An integer made of features: ``name // block - minus // block``, optionally modulo `modulo`.
 
-    What is subtracted may be rounded first: ``name - minus rounded to a multiple of size``.
+    `minus` may be rounded first: ``name - minus rounded to a multiple of size``.
 
     Attributes:
         name: a feature.
-        minus: what is subtracted, of the same kind; empty for nothing.
-        block: both are counted in blocks of this many.
-        modulo: remainder by this; 0 for the number itself.
-        cost: how far-fetched it is; conditions are compared by the sum.
+        minus: the feature to subtract, of the same kind, or an empty string.
+        block: the block size in which both are counted.
+        modulo: the divisor of a remainder, or 0 for the number itself.
+        cost: how far-fetched the term is; conditions are compared by the sum.
         words: whether its values are names rather than amounts, so that no threshold on it makes sense.
-        rounding: of `minus`, see `rounded`; empty for none.
+        rounding: the rounding of `minus`, see `rounded`, or an empty string.
         size: see `rounded`.
-        single: whether one value of it may matter; of the number of a call, only from which on, and every how many.
+        single: whether a single value may matter. For the number of a call, only thresholds and periods do.
     """
 
     name: str
@@ -80,7 +79,7 @@ class Term:
 
 
 def rounded(x: NDArray[np.int64], how: Rounding, size: int) -> NDArray[np.int64]:
-    """Round "up" or "down" to a multiple of a size; "mod" is the remainder by it, "gap" what is missing to the next multiple."""
+    """Round "up" or "down" to a multiple of a size; "mod" is the remainder, and "gap" the distance to the next multiple."""
     if how == "mod":
         return x % size
     if how == "gap":
@@ -135,10 +134,10 @@ ALWAYS = Condition()
 
 
 def conditions_of(table: Table, positive: _Flags, terms: Sequence[Term], most: int = 6) -> list[Condition]:
-    """The cheapest conditions that hold for all positive examples, of which there is one, and for no negative one, cheapest first.
+    """Return the cheapest conditions that hold for all positive examples (at least one) and for no negative one, cheapest first.
 
-    Where no conjunction of at most `_MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Several
-    conditions that agree on the examples are rivals: an example on which they differ tells them apart. Empty if there is none.
+    If no conjunction of at most `_MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Conditions that
+    agree on the examples are rivals, and an example on which they differ decides between them.
     """
     if positive.all():
         return [ALWAYS]
@@ -150,7 +149,7 @@ def conditions_of(table: Table, positive: _Flags, terms: Sequence[Term], most: i
 
 
 def _conjunctions(table: Table, positive: _Flags, terms: Sequence[Term], most: int) -> list[Condition]:
-    """Conjunctions that are exact on all examples, sought among some of them and tried on all."""
+    """Return conjunctions that are exact on all examples. The search uses some of the examples and tests on all."""
     draw = np.random.default_rng(0)
     inside, outside = (draw.permutation(np.flatnonzero(which))[:_MAX_EXAMPLES] for which in (positive, ~positive))
     for _ in range(_ROUNDS):
@@ -167,7 +166,7 @@ def _conjunctions(table: Table, positive: _Flags, terms: Sequence[Term], most: i
 
 
 def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Literal]:
-    """Literals that hold for all positive examples and exclude a negative one."""
+    """Return literals that hold for all positive examples and exclude a negative one."""
     literals: list[Literal] = []
     for term in terms:
         inside, other = term.of(holding), term.of(against)
@@ -183,7 +182,7 @@ def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Lit
             continue
         below, above = values[values < low], values[values > high]
         if len(below):
-            # The tightest threshold, and the one that excludes least: the first call alone, say.
+            # The tightest threshold, and the one that excludes least, such as only the first call.
             loose = {int(below[0]) + 1} - {int(below[-1]) + 1}
             literals += [Literal(term, ">=", c) for c in (*_between(int(below[-1]) + 1, low), *loose)]
         if len(above):
@@ -193,16 +192,16 @@ def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Lit
 
 @lru_cache(maxsize=2**12)
 def _between(first: int, last: int) -> list[int]:
-    """Constants from first to last, which all separate the examples: the ends, and the least strange one."""
+    """Return constants from first to last, which all separate the examples: the ends, and the least strange one."""
     if last - first > _WIDE:
         return [first, last]
     return sorted({first, last, min(range(first, last + 1), key=strangeness)})
 
 
 def strangeness(value: int) -> float:
-    """Rate how far-fetched a constant is: least 0, 1, powers of two and their neighbours; of others, small round ones.
+    """Rate how far-fetched a constant is: least 0, 1, powers of two and their neighbours, then small round ones.
 
-    Differences only decide between rivals, so that only their order matters.
+    The ratings only rank rivals, so only their order matters.
     """
     size = abs(value)
     if size <= 1:
@@ -215,7 +214,7 @@ def strangeness(value: int) -> float:
 
 
 def _search(literals: Sequence[Literal], against: Table, most: int) -> list[Condition]:
-    """The cheapest conjunctions, of as few of these literals as possible, that exclude all negative examples."""
+    """Return the cheapest conjunctions of as few of these literals as possible that exclude all negative examples."""
     distinct: dict[tuple[bytes, Term], tuple[Literal, _Flags]] = {}
     for literal in sorted(literals, key=lambda literal: literal.cost):
         excludes = ~literal.holds(against)

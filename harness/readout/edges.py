@@ -1,7 +1,7 @@
-"""Edges of masks: the last key, or the first, that a query sees, as a sum of lengths, positions and their remainders.
+"""Edges of masks: the last or the first key that a query sees, as a sum of lengths, positions and their remainders.
 
-A rule on pairs compares a key with one expression at a time. A tile or a page that moves an edge makes it a sum, such as
-``p + (-new mod 16)``: here the edges that were read are searched for the cheapest such sum that gives them all.
+A rule on pairs compares a key with one expression at a time. If a tile or a page moves an edge, the edge is a sum, such as ``p +
+(-new mod 16)``. This module finds the cheapest such sum that gives all edges that were read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from assay.harness.readout.words import SYMBOLS, plus
 
 @dataclass(frozen=True)
 class Amount:
-    """A feature, or what a tile or a page makes of it: rounded, see `rounded`, or multiplied by another one, as a stride is."""
+    """A feature, as it is, rounded by a tile or a page (see `rounded`), or multiplied by another feature like a stride."""
 
     name: str
     rounding: Rounding = ""
@@ -44,7 +44,7 @@ class Amount:
 
     @property
     def words(self) -> str:
-        """In words: "(total rounded up to 16)"."""
+        """The expression as text: "(total rounded up to 16)"."""
         symbol = SYMBOLS[self.name]
         if self.times:
             stride = "b" if self.times == "seq" else SYMBOLS[self.times]
@@ -59,7 +59,7 @@ class Amount:
 class Sum:
     """Amounts, each added (1) or subtracted (-1), and a number.
 
-    The sum may be rounded to a multiple of `size`, and `after` be added; then the result is counted in blocks of `block`.
+    The sum may be rounded to a multiple of `size` before `after` is added; the result is counted in blocks of `block`.
     """
 
     amounts: tuple[tuple[int, Amount], ...]
@@ -84,7 +84,7 @@ class Sum:
 
     @property
     def words(self) -> str:
-        """In words: "p + (-new mod 16) - 1", "((total rounded up to 64) - (prefix rounded up to 64)) / 64"."""
+        """The sum as text: "p + (-new mod 16) - 1", "((total rounded up to 64) - (prefix rounded up to 64)) / 64"."""
         text = ""
         for sign, amount in self.amounts:
             text = f"{text} {'+' if sign > 0 else '-'} {amount.words}" if text else amount.words
@@ -103,12 +103,12 @@ def _bracketed(text: str) -> bool:
 
 # Sizes of vectors, pages, tiles and blocks.
 _SIZES = (8, 16, 32, 64, 128, 256)
-# Most sums that a search returns.
+# Most sums to return from a search.
 _MOST_SUMS = 300
 
 
 def plain_sums(amounts: Sequence[Amount]) -> list[Sum]:
-    """List the sums of one or of two amounts, and the differences of two."""
+    """List the sums of one or two amounts, and the differences of two."""
     single = [Sum(((1, a),)) for a in amounts]
     added = [Sum(((1, a), (1, b))) for n, a in enumerate(amounts) for b in amounts[n + 1 :]]
     return single + added + [Sum(((1, a), (-1, b))) for a in amounts for b in amounts if a is not b]
@@ -124,7 +124,7 @@ class Search:
     largest: int = 2
 
     def __call__(self, table: Table, target: Ints) -> list[Sum]:
-        """The cheapest sums that give the target, int64 [examples], for every example."""
+        """Return the cheapest sums that give the target, int64 [examples], for every example."""
         values = np.array([amount.of(table) for amount in self.amounts])
         sums = [Sum(((1, self.amounts[n]),), plus) for n, plus in _constant(target - values, self.largest)]
         for a in range(len(self.amounts)):
@@ -138,7 +138,7 @@ class Search:
     def _with_one_more(
         self, amounts: Sequence[Amount], values: Ints, target: Ints, some: tuple[int, ...]
     ) -> Iterator[Sum]:
-        """Sums of some amounts and another one, which is added or subtracted; a single one may be added to itself."""
+        """Yield sums of some amounts plus or minus another one; a single amount may be added to itself."""
         added = tuple((1, amounts[n]) for n in some)
         rest = target - values[list(some)].sum(0)
         for sign in (1, -1):
@@ -164,13 +164,13 @@ class Search:
 
 
 def _constant(gaps: Ints, largest: int) -> list[tuple[int, int]]:
-    """Rows of a table, int64 [amounts, examples], that are one small number throughout, and the number."""
+    """Return (row, number) for each row of a table, int64 [amounts, examples], that equals one small number everywhere."""
     same: NDArray[np.bool_] = (gaps == gaps[:, :1]).all(1) & (np.abs(gaps[:, 0]) <= largest)
     return [(int(n), int(gaps[n, 0])) for n in np.flatnonzero(same)]
 
 
 def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = _SIZES) -> tuple[Amount, ...]:
-    """Features, given with their cost, as they are and rounded in every way."""
+    """Return amounts for features, given with their costs: as they are, and rounded in every way."""
     return (
         *(Amount(name, cost=cost) for name, cost in plain),
         *(Amount(name, rounding, size, cost + 0.5 + 0.1 * (rounding in ("mod", "gap")))
@@ -186,12 +186,12 @@ def edge(
     counted: bool = False,
     cost: float = 1.0,
 ) -> Told:
-    """A mask with another edge: a query sees its sequence up to a key, or what it should see from a key on.
+    """Return the effect of a mask with another edge: a query sees its sequence up to a key, or its correct keys from a key on.
 
     Args:
-        side: "last" or "first", the key whose index in the query's sequence `at` gives.
-        within: whether the query sees up to the last key only of what it should see.
-        beyond: whether keys are counted on into the rows after the sequence. Rows behind the last one are zeros.
+        side: "last" or "first": `at` gives the index of this key in the query's sequence.
+        within: whether the query sees only correct keys up to the last one.
+        beyond: whether keys continue into the rows after the sequence, and into zeros after the last row.
         counted: whether only the denominator of the softmax has this edge.
     """
     return Told(_edge_words(side, at.words, within, beyond, counted), _edge, (side, at, within, beyond, counted), cost)
@@ -203,12 +203,12 @@ def _edge_words(side: str, at: str, within: bool, beyond: bool, counted: bool) -
     if counted:
         return f"the softmax denominator of query i counts {f'no keys j > {at}' if within else f'keys j <= {at}'}"
     text = f"query i does not see keys j > {at}" if within else f"query i sees keys j <= {at}"
-    return f"{text}, which goes on behind its sequence" if beyond else text
+    return f"{text}, beyond the end of its sequence" if beyond else text
 
 
 def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool, counted: bool) -> Numbers:
     at = edge.of(queries.table).reshape(*queries.shape, 1)
-    # Of each packed key, counted from the first one of the query's sequence: negative in earlier ones, and on behind its end.
+    # Index of each packed key relative to the first key of the query's sequence; negative in earlier sequences.
     starts = np.array([k.start for _, k in sequences(queries.call)])[queries.table["seq"][:: queries.heads]]
     index = np.arange(queries.call.k.shape[0])[None, None] - starts[:, None, None]
     should = queries.visible[:, None]
@@ -231,33 +231,33 @@ _OTHERS = (
     "most_prefix", "least_prefix", "ranked_total", "group", "member", "peers_after", "window",
 )  # fmt: skip
 _TILES = (16, 32, 64, 128)
-# Of what sums may have three.
+# Amounts for sums of three.
 _THREE: tuple[Amount, ...] = (
     *(Amount(name, cost=cost) for name, cost in _PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS)
 )  # fmt: skip
-# What an edge may be made of: lengths and the place of a query, lengths of its neighbours and of calls before, which a kernel may
-# take for its own, and what tiles and pages of usual sizes make of its own.
+# Terms of an edge: lengths and the position of a query; lengths of its neighbours and of earlier calls, which a kernel may
+# confuse with its own; and its own, rounded by tiles and pages of usual sizes.
 _AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *_THREE[len(_PLAIN) :])
 # Where the tile of a query begins and ends.
 _ENDS: tuple[Amount, ...] = tuple(
     Amount(f"{end}_{name}", cost=0.9) for end in ("first", "last") for name in (*_TILES, "packed_64", "packed_128")
 )
-# What is rounded: sums of these.
+# Sums of these are rounded.
 _TILED: tuple[Amount, ...] = (*_THREE[: len(_PLAIN)], *_ENDS, *(Amount("i", "down", size, 0.9) for size in _TILES))
 _LAST = Search((*_AMOUNTS, *_ENDS), _TILED, _THREE)
-# How edges are searched: the last key is off by one or two, the first one is a window away.
+# The searches for edges: the last key is off by one or two, and the first one is a window away.
 _FIRST = Search(_AMOUNTS, _TILED, _THREE, 8192)
 _MOST_ROWS = 200
-# Rows whose edges must be known exactly: a sum of two amounts and a number fits three rows by chance.
+# Fewest rows with exactly known edges: a sum of two amounts and a number fits three rows by chance.
 _LEAST_ROWS = 6
-# Cost of an edge beside that of its sum: a rule on pairs that does the same is said first, since masks have names.
+# Cost of an edge in addition to its sum's: an equivalent rule on pairs comes first, since masks have names.
 _BASE = 1.5
-# Sums that are tried of those that give the edges that were read: the plainest, and those that change the fewest right rows.
+# Sums to try among those that give the edges: this many of the plainest, and of those that change the fewest correct rows.
 _RIVALS = 4
 
 
 def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Told]:
-    """Yield edges that give the last, or the first, key of every wrong row that was read and sees a run of its own keys."""
+    """Yield edges that give the last, or the first, key of every wrong row whose reading is a run of its own keys."""
     if not readings:
         return
     right = [chosen(reading.queries.table, ~reading.bad) for reading in readings]
@@ -267,7 +267,7 @@ def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iter
 
 
 def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[Told]:
-    """Edges that give those of all rows that have one; `counted` says that they are those of denominators."""
+    """Yield edges that fit all rows that have an edge; `counted` means edges of denominators."""
     runs = [row for row in rows if row is not None]
     runs = runs[:: len(runs) // _MOST_ROWS + 1]
     if len(runs) < _LEAST_ROWS:
@@ -283,7 +283,7 @@ def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[
 
 
 def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
-    """The plainest sums, and those that change the fewest right rows."""
+    """Return the plainest sums, and those that change the fewest correct rows."""
     spared = sorted(sums, key=lambda at: (int(changes(at).sum()), at.cost))[:_RIVALS]
     return list(dict.fromkeys([*spared, *sums[:_RIVALS]]))
 
@@ -292,7 +292,7 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, c
     beyond = bool((last > end).any())
     known = np.ones(len(last), bool) if beyond else last < end
     sums = _sums(_LAST, table, last, known)
-    sums = [at for at in sums if (at.of(table) >= last).all()]  # an edge behind the end of a sequence is cut off
+    sums = [at for at in sums if (at.of(table) >= last).all()]  # an edge beyond the end of a sequence is cut off
     place = np.where(kept["causal"] == 1, kept["pos"], kept["total"] - 1)
     room = kept["total"] - 1 if not beyond else np.full_like(place, np.iinfo(np.int64).max)
     for at in _best(sums, lambda at: np.minimum(at.of(kept), room) != place):
@@ -302,11 +302,11 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, c
             yield edge("last", at, True, False, counted, _BASE + at.cost + 0.1)
 
 
-# A row that sees a run of keys: its features, and by index from the start of its sequence "first", the first key that it sees;
-# "last", the last one, which beyond the sequence may be in the rows after it, and in rows of zeros after these; "right", the last
-# key that it should see; and "end", the last key of the sequence.
+# A row that sees a run of keys: its features, and four indices from the start of its sequence. "first" and "last" are the first
+# and the last key that it sees; "last" may lie in the rows after the sequence, and in zeros after these. "right" is the last key
+# that it should see, and "end" the last key of the sequence.
 _Run = dict[str, int]
-# By how much the number of rows of zeros that were counted may miss a whole one.
+# Tolerance for the number of counted rows of zeros to be a whole number.
 _WHOLE = 2e-3
 
 
@@ -314,7 +314,7 @@ def _run(reading: Sample, place: int, fit: Fit) -> _Run | None:
     queries, row = reading.queries, place // reading.queries.heads
     own = np.flatnonzero(queries.own_rows[row])
     if fit.keys is None or fit.keys[: own[0]].any():
-        return None  # keys of earlier sequences are no matter of an edge
+        return None  # an edge does not explain keys of earlier sequences
     blank = 0
     if fit.form == "keys-and-mass":
         blank = round(fit.phantom)
@@ -336,7 +336,7 @@ _DENOMINATOR = 3e-4
 
 
 def _counted(reading: Sample, place: int, fit: Fit) -> _Run | None:
-    """The run of keys that the denominator counts of a row whose weights are otherwise right; None if it counts no such run."""
+    """Return the run of keys that the denominator of an otherwise correct row counts, or None if there is no such run."""
     queries, (row, head) = reading.queries, divmod(place, reading.queries.heads)
     visible = queries.visible[row]
     if fit.keys is None or not (fit.keys == visible).all():
@@ -356,7 +356,7 @@ def _counted(reading: Sample, place: int, fit: Fit) -> _Run | None:
 
 
 def _sums(search: Search, table: Table, wanted: Ints, known: Flags) -> list[Sum]:
-    """Find the cheapest sums that give what is wanted, int64 [rows], of every row of which it is known, bool [rows]."""
+    """Find the cheapest sums that give the wanted number, int64 [rows], in every row where it is known, bool [rows]."""
     if known.sum() < _LEAST_ROWS:
         return []
     return search({name: column[known] for name, column in table.items()}, wanted[known])

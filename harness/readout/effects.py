@@ -1,4 +1,4 @@
-"""Effects on scores and outputs: what is multiplied, added, limited, mixed in or kept."""
+"""Effects on scores and outputs: factors, constants, wrong merges, wrong rescaling and rounding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from assay.harness.readout.samples import common
 
 
 def multiplied(scores: Formula | None = None, output: Formula | None = None, cost: float = 1.0) -> Told:
-    """Scores are multiplied by a formula, or the output by one, or both."""
+    """Return the effect of multiplying scores by a formula, or the output, or both."""
     words = f"scores are multiplied by {_formula(scores)}" if scores else ""
     if output is not None and words:
         words = f"{words}; the output by {_formula(output)}"
@@ -44,8 +44,8 @@ def _multiplied(queries: Queries, scores: Formula | None, output: Formula | None
 
 
 def constant(value: float) -> Told:
-    """The output is zero, NaN or infinite."""
-    # What is zero was most likely never stored; nothing is scaled by zero.
+    """Return the effect of an output that is zero, NaN or infinite."""
+    # A zero output was most likely never stored, since nothing is scaled by zero.
     words = (
         "the output is not written: it is zero"
         if value == 0
@@ -59,17 +59,17 @@ def _filled(queries: Queries, value: float) -> Numbers:
 
 
 MERGES = ("equal", "base2", "base-e", "mean")
-"""See `merged`: log-sum-exps that are lost, or read in the wrong base (kernels that use exp2 store them in base 2); and K that is
-smoothed by parts, which shifts the scores of each."""
+"""See `merged`: log-sum-exps are lost, or read in the wrong base (kernels that use exp2 store them in base 2); or K is smoothed
+by parts, which shifts the scores of each part."""
 PARTS = (0, 8, 16, 32, 64, 128, 256)
 """Keys of a part, see `merged`: tiles and splits of common kernels."""
 
 
 def merged(block: int, law: str) -> Told:
-    """Parts of the keys, blocks or (0) cached and new ones, are merged with wrong weights.
+    """Return the effect of merging parts of the keys (blocks, or for 0 the cached and the new ones) with wrong weights.
 
-    The laws: "equal", all parts count alike; "base2" or "base-e", their log-sum-exp is taken for that of the other base; "mean",
-    each part's scores lose their mean over its keys' K.
+    The laws are "equal": all parts count alike; "base2" or "base-e": their log-sum-exps are read in the other base; and "mean":
+    each part's scores are shifted by the mean of its K.
     """
     parts = f"splits of {block} keys" if block else "cached and new keys"
     each = f"each {block} keys" if block else "the cached or the new keys"
@@ -77,7 +77,7 @@ def merged(block: int, law: str) -> Told:
         "equal": f"{parts} are merged with equal weights instead of by their log-sum-exps",
         "base2": f"{parts} are merged in base e, but their log-sum-exps are in base 2",
         "base-e": f"{parts} are merged in base 2, but their log-sum-exps are in base e",
-        "mean": f"K is smoothed by the mean of {each}, not by that of the sequence",
+        "mean": f"K is smoothed by the mean of {each}, not of the sequence",
     }[law]
     return Told(words, _merged, (block, law), 1.5)
 
@@ -97,7 +97,7 @@ def _merged(queries: Queries, block: int, law: str) -> Numbers:
 
 
 def _parts(queries: Queries, block: int) -> Ints:
-    """A number for the part of each packed key, int64 [total_k]."""
+    """Return the index of each packed key's part, int64 [total_k]."""
     starts = np.array(queries.call.cu_seqlens_k.tolist())
     of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     j = np.arange(len(of)) - starts[of]
@@ -107,7 +107,7 @@ def _parts(queries: Queries, block: int) -> Ints:
 
 
 def _offset(logits: Numbers, law: str) -> Numbers:
-    """Return what is added to the scores of a part, [rows, heads, keys] -> [rows, heads]; 0 for parts that are not seen."""
+    """Return the term added to the scores of a part, [rows, heads, keys] -> [rows, heads]; 0 for parts that are not seen."""
     top = logits.max(-1)
     safe = np.where(np.isfinite(top), top, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -116,20 +116,20 @@ def _offset(logits: Numbers, law: str) -> Numbers:
     return np.where(np.isfinite(off), off, 0.0)
 
 
-# Whose scale a block may get: that of the one before it, or one that is found by a wrong index into the scales of the batch.
+# The block whose scale is used by mistake: the previous one, or one from a wrong index into the scales of the batch.
 _WHOSE = {
     "previous": "the previous block of {size} keys",
     "packed": "block cu_seqlens_k[b] // {size} + j // {size} of all blocks of {size} keys of the batch",
 }
-# Keys of a block that quantisations and pages have.
+# Usual block sizes of quantisations and pages, in keys.
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 
 
 def _block_scales() -> Iterator[Told]:
-    """K or V of a block of keys are dequantised with the scale of another block, as far as there is one: every block and other one.
+    """Yield the effects of dequantising K or V of a block of keys with the scale of another block, if there is one.
 
-    A scale is the largest size of a number in a block of one kv head, as symmetric quantisation takes it. The effect is data of the
-    call: it can be computed, but not read from weights, since values that say who they are change the scale.
+    A scale is the largest absolute value in a block of one kv head, as in symmetric quantisation. The effect depends on the data,
+    so it can be computed but not read from weights: one-hot values change the scale.
     """
     for what, size, whose in product("kv", _BLOCK_SIZES, _WHOSE):
         words = f"{what.upper()} of key j is dequantised with the scale of {_WHOSE[whose].format(size=size)}"
@@ -145,7 +145,7 @@ def _other_scales(queries: Queries, what: str, size: int, whose: str) -> Numbers
 
 
 def _scale_factors(queries: Queries, what: str, size: int, whose: str) -> Numbers:
-    """The wrong scale over the right one of each key, [total_k, kv heads]."""
+    """Return the wrong scale divided by the correct one for each key, [total_k, kv heads]."""
     x = np.abs(queries.k if what == "k" else queries.values).max(-1)
     factors: Numbers = np.ones_like(x)
     keys = [k for _, k in sequences(queries.call)]
@@ -157,11 +157,11 @@ def _scale_factors(queries: Queries, what: str, size: int, whose: str) -> Number
     return factors
 
 
-# Online softmax gone wrong
+# Wrong online softmax
 
-# Keys of a tile; 1 in kernels that take a key at a time.
+# Keys of a tile; 1 for kernels that process one key at a time.
 _TILES = (1, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 256)
-# Powers of the right factor, exp(old maximum - new), by which the numerator and the denominator are multiplied, and words.
+# Powers of the correct factor, exp(old maximum - new maximum), in the numerator and the denominator, and a description.
 _RESCALED = {
     "neither": ((0, 0), "the sums over earlier tiles are not rescaled when the maximum rises"),
     "numerator": ((1, 0), "the denominator is not rescaled when the maximum rises"),
@@ -172,10 +172,10 @@ _RESCALED = {
 
 
 def _online_softmax(tile: int, law: str, least: float = 0.0) -> Told:
-    """An online softmax in which earlier tiles of keys are rescaled wrongly where a later tile raises the running maximum.
+    """Return the effect of an online softmax that rescales earlier tiles wrongly when a later tile raises the running maximum.
 
-    The laws: "neither" sum is rescaled; only the "numerator" is, or only the "denominator"; "late": the latter is, after the tile
-    was added to it; "rarely": both are, but only where the maximum rises by `least` or more.
+    The laws are "neither" sum is rescaled; only the "numerator" is, or only the "denominator"; "late": the denominator is, but
+    after the tile was added; and "rarely": both are, but only if the maximum rises by `least` or more.
     """
     tiles = f"online softmax over {f'tiles of {tile} keys' if tile > 1 else 'one key at a time'}"
     words = f"{tiles}: {_RESCALED[law][1].format(least=least)}"
@@ -196,7 +196,7 @@ def _online(queries: Queries, tile: int, law: str, least: float) -> Numbers:
 
 
 def _sums(scores: Numbers, tile: int, law: str, least: float, sinks: Numbers | None) -> tuple[Numbers, Numbers]:
-    """The numerators of weights of a sequence, [rows, heads, keys], and the denominators, [rows, heads, 1]."""
+    """Return the numerators of a sequence's weights, [rows, heads, keys], and the denominators, [rows, heads, 1]."""
     keys = scores.shape[-1]
     padded = np.pad(scores, ((0, 0), (0, 0), (0, -keys % tile)), constant_values=-np.inf)
     tiles = padded.reshape(*scores.shape[:2], padded.shape[-1] // tile, tile)
@@ -205,17 +205,17 @@ def _sums(scores: Numbers, tile: int, law: str, least: float, sinks: Numbers | N
     above, below = _rescaled(top[..., :-1], safe[..., 1:], law, least)
     added = np.exp(tiles - safe[..., None])
     gained = added.sum(-1)
-    if law == "late":  # the factor of the first tile is 1, since nothing was summed before it
+    if law == "late":  # the first tile's factor is 1: there are no earlier sums
         gained[..., 1:] *= below
     total = (gained * _later(below)).sum(-1, keepdims=True)
-    if sinks is not None:  # added when all tiles are
+    if sinks is not None:  # added after all tiles
         total = total + np.exp(sinks - safe[..., -1:])
     weights = added * _later(above)[..., None]
     return weights.reshape(*scores.shape[:2], padded.shape[-1])[..., :keys], total
 
 
 def _rescaled(top: Numbers, new: Numbers, law: str, least: float) -> tuple[Numbers, Numbers]:
-    """By what the numerator and the denominator are multiplied at each tile but the first; 1 where nothing was summed yet."""
+    """Return the factors of the numerator and the denominator at each tile but the first; 1 where nothing was summed yet."""
     seen = np.isfinite(top)
     rise = np.where(seen, new - np.where(seen, top, 0.0), 0.0)
     if law == "rarely":
@@ -226,33 +226,33 @@ def _rescaled(top: Numbers, new: Numbers, law: str, least: float) -> tuple[Numbe
 
 
 def _later(factors: Numbers) -> Numbers:
-    """The product of the factors of all later tiles, for each tile: one more than there are factors."""
+    """Return, for each tile, the product of all later tiles' factors; there is one more tile than factors."""
     products = np.cumprod(factors[..., ::-1], -1)[..., ::-1]
     return np.concatenate([products, np.ones((*factors.shape[:-1], 1))], -1)
 
 
-# Rises of the maximum below which a kernel may skip rescaling.
+# A kernel may skip rescaling if the maximum rises by less than this.
 _LEAST_RISES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def _online_softmaxes() -> Iterator[Told]:
-    """Every law, with tiles of usual sizes."""
+    """Yield every law with tiles of usual sizes."""
     for tile, law in product(_TILES, _RESCALED):
         for least in _LEAST_RISES if law == "rarely" else (0.0,):
             yield _online_softmax(tile, law, least)
 
 
-# What is tried whatever was read
+# Effects that are tried for any reading
 
-# Rows of a call in which a factor is fitted.
+# Rows of a call for fitting a factor.
 _ROWS = 6
-# Relative error up to which an output is the right one times a number.
+# Relative error up to which an output counts as a multiple of the correct one.
 _FLAT = 1e-3
 Answer = tuple[Queries, Numbers, Flags]
-"""Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
+"""Queries, the kernel's outputs, [rows, heads, head_dim_v], and flags of the wrong ones, bool [rows * heads]."""
 
 
-# The kv head that is read, by words, of q head h with G of them for each of N kv heads; past the last one, zeros or the last.
+# Description of a wrong kv head -> a function of (q head h, q heads per kv head G, kv heads) that returns it.
 _KV_HEADS: dict[str, Callable[[Ints, int, int], Ints]] = {
     "the first kv head": lambda h, _, kv_heads: 0 * h,
     "the last kv head": lambda h, _, kv_heads: 0 * h + kv_heads - 1,
@@ -273,7 +273,7 @@ def _of_kv_head(queries: Queries, what: str, words: str, beyond: str) -> Numbers
 
 
 def _kv_heads() -> Iterator[Told]:
-    """K and V, or one of them, of another kv head in place of the own one."""
+    """Yield effects that read K and V, or V alone, of another kv head."""
     for words, (what, beyond) in product(_KV_HEADS, product(("K and V", "V"), ("the last", "zeros"))):
         past = f", and past the last one {beyond}" if "//" in words or "mod G" in words else ""
         if past or beyond == "the last":
@@ -282,7 +282,7 @@ def _kv_heads() -> Iterator[Told]:
 
 
 def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
-    """Yield effects that are tried whatever was read."""
+    """Yield effects that are tried for any reading."""
     yield from _kv_heads()
     yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
     yield from (multiplied(*both, cost=2.0) for both in DESCALES)
@@ -301,14 +301,12 @@ def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
 
 
 def known_bug(bug: Bug) -> Told:
-    """The effect of a hypothesis."""
+    """Return the effect of a hypothesis."""
     return Told(bug.about, _of_bug, (bug.id,), 3.0, bug.id)
 
 
 def _of_bug(queries: Queries, id: str) -> Numbers:
-    return _computed(
-        queries, BY_ID[id].compute
-    )  # by its id, since formulas of hypotheses cannot be sent to another process
+    return _computed(queries, BY_ID[id].compute)  # by its id, since formulas of hypotheses cannot be pickled
 
 
 def _changed(queries: Queries, change: Change) -> Numbers:
@@ -327,16 +325,16 @@ _FORMATS = (
     (torch.bfloat16, "bfloat16"),
     (torch.float16, "float16"),
 )
-# What is rounded together: one input, the KV cache, what is multiplied first, or all.
+# Inputs that are rounded together: one, the KV cache, the operands of the first product, or all.
 _INPUTS = (
     ("q", "Q is"), ("k", "K is"), ("v", "V is"), ("kv", "K and V are"), ("qk", "Q and K are"), ("qkv", "Q, K and V are")
 )  # fmt: skip
-# More than that of a hypothesis: on calls without much cancellation, one rounding is much like another.
+# More than a hypothesis costs: on calls without much cancellation, all roundings look alike.
 _ROUNDING_COST = 3.5
 
 
 def known_effects() -> list[Told]:
-    """The effects of all hypotheses, and of roundings that nobody declared."""
+    """Return the effects of all hypotheses, and of undeclared roundings."""
     effects = [known_bug(bug) for bug in FAMILY]
     for dtype, name in _FORMATS:
         for what, words in _INPUTS:

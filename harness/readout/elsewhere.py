@@ -15,15 +15,15 @@ from assay.harness.readout.queries import Queries
 
 # (queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads].
 _Of = Callable[[Queries], Ints]
-# A place in words, the place, and its cost.
+# The description of a place, the place, and its cost.
 _Option = tuple[str, _Of, float]
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """Where a query takes something from, in words, which are empty for its own, and as functions of the query.
+    """The place that a query takes data from: descriptions (empty for its own row or head), and functions of the query.
 
-    The row is negative where there is none.
+    The row is negative if there is none.
     """
 
     query: str
@@ -33,11 +33,11 @@ class RowSource:
     cost: float = 1.0
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _source, (self.query, self.in_head)  # functions of a table need not be sent to another process
+        return _source, (self.query, self.in_head)  # lambdas cannot be pickled
 
     @property
     def words(self) -> str:
-        """The source in words, such as "query i - 1 of the next q head"."""
+        """Describe the source, such as "query i - 1 of the next q head"."""
         return " of ".join(filter(None, (self.query, self.in_head)))
 
 
@@ -46,7 +46,7 @@ def _source(query: str, in_head: str) -> RowSource:
 
 
 def _in_sequence(queries: Queries, seq: Ints, i: Ints) -> Ints:
-    """Give the packed row of query i of a sequence; -1 where there is none."""
+    """Return the packed row of query i of a sequence, or -1 if there is none."""
     edges = np.array(queries.call.cu_seqlens_q.tolist())
     starts, stops = edges[:-1], edges[1:]
     inside = (seq >= 0) & (seq < len(starts))
@@ -56,12 +56,12 @@ def _in_sequence(queries: Queries, seq: Ints, i: Ints) -> Ints:
 
 
 def _query(of: Callable[[dict[str, Ints]], Ints]) -> _Of:
-    """Give another query of the sequence, by its index."""
+    """Make a source for another query of the sequence, by its index."""
     return lambda queries: _in_sequence(queries, queries.table["seq"], of(queries.table))
 
 
 def _sequence(of: Callable[[dict[str, Ints]], Ints]) -> _Of:
-    """Give the same query of another sequence, by its place."""
+    """Make a source for the same query of another sequence, by its index."""
     return lambda queries: _in_sequence(queries, of(queries.table), queries.table["i"])
 
 
@@ -71,14 +71,14 @@ def _from_start_of_keys(queries: Queries) -> Ints:
 
 
 def _strided(name: str, queries: Queries) -> Ints:
-    """Give query i of a sequence that is thought to begin at a stride times its number; without a name, at its number."""
+    """Return the row of query i if its sequence began at a stride times its index, or without a name at its index."""
     table = queries.table
     row = table["i"] + table["seq"] * (table[name] if name else 1)
     return np.where(row < queries.call.q.shape[0], row, -1)
 
 
-# Rows that a kernel confuses: neighbours and what is one vector of rows away; a sequence index that is off; an offset into q that
-# stays at the start of a sequence or of a tile.
+# Rows that a kernel may confuse: neighbours, and rows one vector width away; a wrong sequence index; an offset into q that stays
+# at the start of a sequence or a tile.
 _QUERIES: tuple[_Option, ...] = (
     ("", lambda q: q.table["row"], 0.0),
     *((f"query i {'+' if by > 0 else '-'} {abs(by)}", _query(lambda t, by=by: t["i"] + by), 0.2 + 0.1 * abs(by))  # type: ignore[misc]
@@ -94,7 +94,7 @@ _QUERIES: tuple[_Option, ...] = (
     *((f"the first query of its block of {n}", _query(lambda t, n=n: t["i"] // n * n), 0.7) for n in (16, 32, 64, 128)),  # type: ignore[misc]
     *((f"query i mod {n}", _query(lambda t, n=n: t["i"] % n), 0.8) for n in (16, 32, 64, 128)),  # type: ignore[misc]
 )  # fmt: skip
-# Heads that a kernel confuses: neighbours, one that is fixed, heads in pairs, and those of a group.
+# Heads that a kernel may confuse: neighbours, a fixed one, heads in pairs, and heads of a group.
 _HEADS: tuple[_Option, ...] = (
     ("", lambda q: q.table["head"], 0.0),
     ("the next q head", lambda q: (q.table["head"] + 1) % q.heads, 0.3),
@@ -108,20 +108,21 @@ _HEADS: tuple[_Option, ...] = (
 
 
 def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
-    """Give the row, or the head, of what lies in the place of a row and head if a tensor [rows, heads] is read as [heads, rows].
+    """Return the row, or the head, of the element that is read for a row and head if [rows, heads] is confused with [heads,
+    rows].
 
-    `of_rows` says that the tensor is [rows, heads], not that it is read so; `part`, that the second index of the place is wanted.
+    `of_rows` means that the tensor is stored as [rows, heads] (and read as [heads, rows]); `part` selects the second index.
     """
     rows, (row, head) = queries.call.q.shape[0], (queries.table["row"], queries.table["head"])
     place, width = (head * rows + row, queries.heads) if of_rows else (row * queries.heads + head, rows)
     return np.divmod(place, width)[int(part)]
 
 
-# Tensors that are stored with one stride or in one layout and read with another.
+# Tensors that are stored with one stride or layout and read with another.
 _LAYOUTS = (
     *(RowSource(f"the query in packed row {words} + i", "", partial(_strided, name), _HEADS[0][1], 1.0) for name, words in (
         ("", "b"), ("new", "b x (new)"), ("first_new", "b x (new of the first sequence)"), ("most_new", "b x (the largest new)"))),
-    *(RowSource(f"the query and q head that lie there in memory as {layout}", "", partial(_flat, of_rows, not of_rows),
+    *(RowSource(f"the query and q head at the same offset of a {layout} tensor", "", partial(_flat, of_rows, not of_rows),
              partial(_flat, of_rows, of_rows))
       for layout, of_rows in (("[heads, tokens]", False), ("[tokens, heads]", True))),
 )  # fmt: skip
@@ -134,11 +135,11 @@ SOURCES = (
     )
     + _LAYOUTS
 )
-"""Places that a query may be confused with: every row with every head, but its own."""
+"""Places that a query may be confused with: every row with every head, except its own."""
 
 
 def from_elsewhere(source: RowSource, what: str = "output", cost: float = 1.0) -> Told:
-    """Another query's output, or its q alone, behind this query's own mask, in place of this one's."""
+    """Return the effect of using another query's output, or only its q (under this query's own mask)."""
     taker = " of ".join(filter(None, ("query i" * bool(source.query), "q head h" * bool(source.in_head))))
     does = "is scored with the q of" if what == "query" else "gets the output of"
     return Told(f"{taker} {does} {source.words}", _from_elsewhere, (source, what), cost)

@@ -1,4 +1,4 @@
-"""Features: the integers that rules speak of, for a query of a head, and for a pair of such a query and a key."""
+"""Features: the integers that rules refer to, for a query of a head, and for a pair of such a query and a key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RESIDUES = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
 
 
 def row_table(call: AttentionCall, rows: Sequence[int]) -> dict[str, Ints]:
-    """The features of some queries, for each q head: int64 [rows * num_q_heads] each, heads innermost."""
+    """Return the features of some queries for each q head, int64 [rows * num_q_heads] each, heads innermost."""
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     new, total = np.array(call.lens_q), np.array(call.lens_k)
     prefix, seqs = total - new, len(new)
@@ -53,11 +53,11 @@ def row_table(call: AttentionCall, rows: Sequence[int]) -> dict[str, Ints]:
 
 
 tried_condition: ContextVar[Tried | None] = ContextVar("tried_condition", default=None)
-"""The condition under which the kernel that is read is wrong, as experiments found it."""
+"""The condition under which the kernel is wrong, from experiments."""
 
 
 def _meeting(call: AttentionCall) -> Ints:
-    """Tell which sequences of a call meet the condition that was tried, int64 [batch] of 0 and 1; none if there is none."""
+    """Return flags of the sequences that meet the condition from experiments, int64 [batch] of 0 and 1; all 0 without one."""
     tried, shape = tried_condition.get(), shape_of(call)
     if tried is None:
         return np.zeros(len(call.lens_q), dtype=np.int64)
@@ -65,16 +65,16 @@ def _meeting(call: AttentionCall) -> Ints:
     return np.array([meets(tried, of) for of in known], dtype=np.int64)
 
 
-# New tokens of a tile of queries.
+# Sizes of tiles of queries, in new tokens.
 _TILES = (16, 32, 64, 128)
-# Rows of a tile in which each new token has as many rows as q heads read a kv head, as kernels pack them.
+# Rows of a packed tile, in which each new token has one row for each q head of a kv head.
 _ROWS = (64, 128)
 # Names of the sizes of tiles.
 _TILE_NAMES = (*map(str, _TILES), *(f"packed_{rows}" for rows in _ROWS))
 
 
 def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
-    """Give the positions of the first and the last query of a query's tile of new tokens, for each size of a tile."""
+    """Return the positions of the first and the last query of a query's tile of new tokens, for each tile size."""
     columns: dict[str, Ints] = {}
     sizes = (*_TILES, *(max(1, rows // group) for rows in _ROWS))
     for name, size in zip(_TILE_NAMES, sizes, strict=True):
@@ -86,11 +86,10 @@ def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
 class Pairs(Mapping[str, Ints]):
     """The features of pairs of a query and a packed key, for each q head: int64 [rows * num_q_heads * total_k] each.
 
-    They are made when they are asked for. Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its
-    index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, by how much j is more than the
-    query's i; ``back``, how many keys before the query's own it is;
-    ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
-    ``key_row``, its packed row; ``left``, how many keys of its sequence come after it.
+    They are computed on first use. In addition to the query's features, a pair has: ``j``, the key's index in its sequence;
+    ``fresh``, its index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, j minus the query's
+    i; ``back``, the number of keys from it to the query's own; ``key_seq``, the index of its sequence in the batch; ``other``,
+    that minus the query's; ``key_row``, its packed row; and ``left``, the number of later keys in its sequence.
     """
 
     OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead", "back")
@@ -148,7 +147,7 @@ def _residues(name: str, cost: float, of: Iterable[int] = _RESIDUES) -> list[Ter
 
 
 def _in_blocks(name: str, cost: float) -> list[Term]:
-    """Blocks of an index: which one, and every second, third and fourth of them."""
+    """Return terms for the blocks of an index: the block, and every second, third and fourth block."""
     blocks = [Term(name, block=b, cost=cost, words=True) for b in _BLOCKS]
     return blocks + [Term(name, block=b, modulo=m, cost=cost + 0.4) for b in _BLOCKS for m in (2, 3, 4)]
 
@@ -161,8 +160,8 @@ ROW_TERMS: tuple[Term, ...] = (
     *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
     *_residues("head", 1.0, (2, 3, 4)),
 )  # fmt: skip
-"""What the rule of a query may speak of: its place in its sequence, and whether that meets the condition that was tried."""
-# Edges that a tile or a page moves: a length or a position that is rounded, or an index that begins again with each tile.
+"""Terms of rules on queries: the place in the sequence, and whether the sequence meets the condition from experiments."""
+# Edges that a tile or a page moves: a rounded length or position, or an index that restarts in each tile.
 _ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
     ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),
     ("j", "least_prefix", ("down",)), ("fresh", "i", ("up", "down", "mod")),
@@ -188,14 +187,14 @@ PAIR_TERMS: tuple[Term, ...] = (
     *(Term("j", "prefix", modulo=m, cost=1.2) for m in _RESIDUES), *_residues("left", 1.2),
     *(replace(term, single=True, cost=term.cost + 0.3) for term in ROW_TERMS),
 )  # fmt: skip
-"""What the rule of a pair of a query and a key may speak of."""
+"""Terms of rules on pairs of a query and a key."""
 
 
 def joined(tables: Sequence[Table]) -> dict[str, Ints]:
-    """The examples of several tables in one."""
+    """Concatenate tables."""
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
 def chosen(table: Table, which: Ints | NDArray[np.bool_]) -> dict[str, Ints]:
-    """Some examples of a table."""
+    """Select examples of a table."""
     return {name: column[which] for name, column in table.items()}

@@ -1,4 +1,4 @@
-"""Explains the answers that were seen by operators: effects of what was read, and the conditions under which they show."""
+"""Explains a kernel's answers by operators: effects that fit the readings, and the conditions under which they show."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from assay.harness.readout.probing import Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Agreement, Sample
 
-# Share of the wrong outputs that an effect must explain to be looked at.
+# Share of the wrong outputs that an effect must explain to be considered.
 _LEAST = 0.05
-# A condition of this cost may be a coincidence where whole calls are wrong and others are right: they are wrong now and then.
+# If whole calls are wrong and others correct, a condition of this cost may be a coincidence: the kernel may be wrong at random.
 _FAR_FETCHED = 5.0
-# Bits that a literal of a condition is worth: there are some 10,000 literals, hence 13 bits, and two to be on the safe side.
+# Bits of information in a literal of a condition: 13 for some 10,000 literals, and two for safety.
 _BITS = 15.0
-# Calls on which effects are compared before the best ones are tried on all.
+# Calls for comparing effects before the best are tried on all.
 _FEW = 10
-# What it costs an effect to change a right query, in wrong ones explained: a condition must then keep it from there.
+# Penalty of an effect for each changed correct query, in explained wrong ones: a condition must then exclude it.
 _SPOILT = 0.05
-# What one more of cost costs an effect, in shares of the wrong queries explained.
+# Penalty of an effect per unit of cost, as a share of the explained wrong queries.
 _FAR = 0.02
-# Effects that are tried of those that do the same on a few calls.
+# Most effects to try among those that behave alike on a few calls.
 _RIVALS = 3
-# An effect, how well it does on a few calls, and what is the same for effects that do the same there.
+# The score of an effect on a few calls, a key shared by effects that behave alike there, and the effect.
 _Rated = tuple[float, bytes, Effect]
-# Calls, and wrong queries of each, on which an effect must explain something to be compared at all: most explain nothing.
+# An effect is compared only if it explains something on this many calls, with this many wrong queries each: most do not.
 _FIRST, _TINY = 3, 3
-# Effects whose conditions are sought, best first; and most of them, where no condition is found for any.
+# Number of effects, best first, to find conditions for; and the most if none of them has one.
 _SURELY_TRIED, _TRIED = 6, 10
-# Share of the wrong outputs that an operator must explain, and what it may cost, for no further effects to be tried.
+# No further effects are tried once an operator explains this share of the wrong outputs, at no more than this cost.
 _SETTLED, _PLAIN = 0.8, 4.0
 
 
-# Most keys of a call that is read: its weights take a call of the kernel for every few of them.
+# Most keys of a call to read: reading its weights takes one run of the kernel for every few keys.
 _MOST_READ = 2500
 
 
@@ -54,10 +54,10 @@ class Fitter:
     """Fits operators to the answers of one kernel.
 
     Attributes:
-        prober: the kernel, of which weights are read.
-        tolerance: of readings.
-        samples: what operators are sought in.
-        operator: what is known so far.
+        prober: the kernel whose weights are read.
+        tolerance: the tolerance of readings.
+        samples: the samples that operators are fitted to.
+        operator: the best operator so far.
     """
 
     prober: Prober
@@ -68,7 +68,7 @@ class Fitter:
     _general: dict[tuple[int, ...], list[_Rated]] = field(default_factory=dict, init=False)
 
     def read(self, samples: Sequence[Sample], most: int) -> None:
-        """Read the weights of some wrong samples: small ones first, of each kind some."""
+        """Read the weights of some wrong samples of each kind, small ones first."""
         kinds: Counter[tuple[object, ...]] = Counter()
 
         def rank(sample: Sample) -> int:
@@ -78,7 +78,7 @@ class Fitter:
             return kinds[kind]
 
         wrong = [s for s in samples if s.bad.any() and 3 < s.keys <= _MOST_READ and s.reading is None]
-        for sample in sorted(sorted(wrong, key=lambda s: s.size), key=rank)[:most]:  # ranks count from the smallest on
+        for sample in sorted(sorted(wrong, key=lambda s: s.size), key=rank)[:most]:  # ranks begin at the smallest
             self._read(sample)
 
     def _read(self, sample: Sample) -> None:
@@ -93,13 +93,13 @@ class Fitter:
         sample.fits = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
 
     def _judged(self, effect: Effect, samples: Sequence[Sample]) -> Iterable[tuple[Flags, Flags]]:
-        """For each sample, which rows the effect gives the answer of, and on which it changes the right output."""
+        """Yield, for each sample, flags of the rows whose answer the effect gives, and of those where it changes attention."""
         for sample in samples:
             out = effect.outputs(sample.queries)
             yield sample.agrees(out), sample.differs(out)
 
     def _operators(self, effect: Effect) -> tuple[int, list[Operator]]:
-        """Count the wrong rows that an effect explains; list operators that keep right rows right, cheapest first."""
+        """Count the wrong rows that an effect explains; list operators that keep correct rows correct, cheapest first."""
         tables, flags, hits, strange = [], [], 0, 0
         calls: list[tuple[int, int]] = []
         for sample, (agrees, changes) in zip(self.samples, self._judged(effect, self.samples), strict=True):
@@ -116,13 +116,13 @@ class Fitter:
         conditions = conditions_of(joined(tables), np.concatenate(flags), ROW_TERMS)
         whole = all(not p or not n for p, n in calls)
         wrong = sum(p > 0 for p, _ in calls)
-        # One wrong call differs from all others in something, whatever made it wrong.
+        # A single wrong call always differs from all others in something.
         if not strange and whole and wrong < len(calls) and conditions and _by_chance(conditions[0], wrong, len(calls)):
             return hits, []
         return hits, [Operator(effect, condition) for condition in conditions]
 
     def fit(self) -> list[Operator]:
-        """List operators that explain most of the samples, the best first; attention if none does."""
+        """List operators that explain most of the samples, best first, or only attention if none does."""
         total = sum(int(sample.bad.sum()) for sample in self.samples)
         best: list[tuple[float, Operator]] = []
         for rated in self._stages():
@@ -138,7 +138,7 @@ class Fitter:
         return list(dict.fromkeys(near))[:8] or [Operator()]
 
     def _stages(self) -> Iterator[list[_Rated]]:
-        """Yield effects with how many wrong rows of a few calls they explain: those that follow from what was read come first."""
+        """Yield effects rated by the wrong rows of a few calls that they explain; those that follow from readings come first."""
         wrong = [sample for sample in self.samples if sample.bad.any()]
         few = [sample for sample in wrong if any(sample is kept for kept in self._few)]
         if len(few) < min(_FEW, len(wrong)):
@@ -150,7 +150,7 @@ class Fitter:
         yield self._rated(key_factors(readings, right), few)
         yield self._rated(effects_of(readings, right), few)
         yield self._rated(addresses(readings), few)
-        # These do not depend on what was read, so that a round in which nothing was explained need not try them again.
+        # These do not depend on readings, so later rounds on the same calls need not try them again.
         asked = tuple(map(id, few))
         if asked not in self._general:
             tiny = [self._tiny(sample) for sample in few[:_FIRST]]
@@ -160,7 +160,7 @@ class Fitter:
         yield self._general[asked]
 
     def _rated(self, effects: Iterable[Effect], few: Sequence[Sample], first: Sequence[Sample] = ()) -> list[_Rated]:
-        """The effects that explain enough of a few calls; if some of it `first`, where that is given."""
+        """Return the effects that explain enough of a few calls, and something of `first` if given."""
         rated: list[_Rated] = []
         total = sum(int(s.bad.sum()) for s in few)
         for effect in effects:
@@ -177,7 +177,7 @@ class Fitter:
 
     @staticmethod
     def _tiny(sample: Sample) -> Sample:
-        """A few wrong queries of a sample."""
+        """Return a few wrong queries of a sample."""
         queries = sample.queries
         wrong = np.flatnonzero(sample.bad.reshape(queries.shape).any(1))
         rows = np.unique(wrong[np.linspace(0, len(wrong) - 1, _TINY).astype(int)])
@@ -185,7 +185,7 @@ class Fitter:
         return Sample(Queries(queries.call, queries.rows[rows]), sample.actual[rows], bad, sample.error)
 
     def agreed(self, operator: Operator, sample: Sample) -> Flags:
-        """Where an operator gives the kernel's answer."""
+        """Return flags of the rows where an operator gives the kernel's answer."""
         return sample.agrees(operator.outputs(sample.queries))
 
     def tally(self, operator: Operator, samples: Sequence[Sample]) -> Agreement:
@@ -198,7 +198,7 @@ class Fitter:
 
 
 def _ranked(rated: Sequence[_Rated]) -> list[Effect]:
-    """The effects, best first; of those that do the same, some."""
+    """Return the effects, best first, with only a few of those that behave alike."""
     alike_before: Counter[bytes] = Counter()
     ranked = []
     for _, alike, effect in sorted(rated, key=lambda entry: entry[0], reverse=True):
@@ -209,8 +209,7 @@ def _ranked(rated: Sequence[_Rated]) -> list[Effect]:
 
 
 def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
-    """Return True if a condition may tell calls apart by chance: it is far-fetched, and they could be told apart by
-    as few bits as it has."""
+    """Return True if a condition may separate calls by chance: it is far-fetched, and has no more bits than chance needs."""
     if wrong == 1:
         return bool(condition.literals)
     bits = math.log2(math.comb(calls, wrong))

@@ -1,6 +1,6 @@
-"""Explaining the weights of one query: as the right ones changed in one way.
+"""Explains the weights of one query as a single change of the correct ones.
 
-Each form says what became of the weights, without saying why. All forms that fit are kept: in a short row, several do.
+Each form describes the change without its reason. All forms that fit are kept: in a short row, several do.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from assay.harness.localize.reading import Flags, Numbers, WeightReading
 from assay.harness.readout.features import Ints
 from assay.harness.readout.queries import Queries
 
-# What the weights of a query are. In terms of the right weights, in proportion to exp(score):
+# The weights of a query relative to the correct ones, which are proportional to exp(score):
 #
 # - "right";
-# - "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-and-mass": but normalised
-#   by something else than their sum;
+# - "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-and-mass": the same, but
+#   normalised by something other than their sum;
 # - "scale": scores times a factor; "pieces": a factor that is constant over runs of keys;
-# - "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
-# - "values": right, but on the V of other keys.
+# - "output": the correct weights of another query or head; "query": the weights that the q of another query or head gives here;
+# - "values": correct, but applied to the V of other keys.
 _Form = Literal[
     "right", "keys", "keys-and-mass", "scale", "pieces", "output", "query", "values"
 ]  # fmt: skip
 BLANK = -1.0
-"""Stands in place of a factor, which is never negative, for a key whose K and V are zero to the kernel: it adds nothing to the
-output, and exp(0) = 1 to the denominator."""
+"""Replaces a factor (which is never negative) for a key whose K and V the kernel takes as zero: it adds nothing to the output,
+and exp(0) = 1 to the denominator."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The exactness of a reading: the weight of a query that may be misplaced, the error of a log weight, and the weight of zero.
+    """The tolerance of a reading: the misplaced weight of a query, the error of a log weight, and the largest weight that is
+    zero.
 
-    Read off right float32 kernels (PyTorch's, and blockwise and split ones) on all of `fixed_plans`, weights miss the right ones by
-    at most 5e-7 of their sum, and log weights by at most 2e-6: float32 rounds by 6e-8, and scores are of size 1 to 10. The defaults
-    leave a hundred times that, for kernels that round more; the smallest fault that is sought shifts 1e-4 of the weight. Beside a
-    weight of 1, float32 loses those below `least`.
+    Readings of correct float32 kernels (PyTorch's, blockwise and split ones) on all of `fixed_plans` are off by at most 5e-7 of
+    the weights' sum, and 2e-6 in log weights: float32 rounds by 6e-8, and scores are of size 1 to 10. The defaults allow a
+    hundred times that, for kernels that round more; the smallest fault of interest shifts 1e-4 of the weight. Next to a weight of
+    1, float32 loses weights below `least`.
     """
 
     weight: float = 5e-5
@@ -53,13 +54,13 @@ class Fit:
     """A form that fits the weights of one query.
 
     Attributes:
-        form: which one.
-        keys: for a form that speaks of keys, a number for each packed key, float64 [total_k]. "keys…": its
-            factor, or `BLANK`; "pieces": the log of its factor, NaN if it is not seen; "values": the packed row of V in its place,
-            counted through all kv heads (kv head * total_k + row), or -1.
+        form: the form.
+        keys: for a form about keys, a number for each packed key, float64 [total_k]. "keys…": its factor, or `BLANK`; "pieces":
+            the log of its factor, or NaN if it is not seen; "values": the packed row of V used instead, counted through all kv
+            heads (kv head * total_k + row), or -1.
         number: "scale": the factor.
-        source: for a form in which the query takes another's place: (packed row of q, q head).
-        phantom: keys with a score of zero that the denominator counts too.
+        source: for a form with another query's data: (packed row of q, q head).
+        phantom: the number of additional keys with a score of zero in the denominator.
     """
 
     form: _Form
@@ -70,11 +71,11 @@ class Fit:
 
 
 class Row:
-    """The reading of one query and head: the place-th of those that were read; `every` holds all queries of the call.
+    """The reading of one query and head, at index `place` of the reading; `every` holds all queries of the call.
 
-    Of the query: its packed row; its own kv head; the weights that were read, the right ones and the scores, [num_kv_heads,
-    total_k]; the keys that it should see, [total_k]; what does not come from V, [head_dim_v]; `WeightReading.off`; and the keys of
-    its sequence.
+    It has the query's packed row; its own kv head; the weights that were read, the correct ones and the scores, [num_kv_heads,
+    total_k]; the keys that it should see, [total_k]; the part that does not depend on V, [head_dim_v]; `WeightReading.off`; and
+    the keys of its sequence.
     """
 
     def __init__(self, reading: WeightReading, every: Queries, place: int, head: int, tolerance: Tolerance) -> None:
@@ -88,21 +89,21 @@ class Row:
         self.off = float(reading.off[place, head])
         self.keys = next(k for q, k in sequences(reading.call) if q.start <= self.row < q.stop)
         sinks = reading.call.spec.sinks
-        self.sunk = float(np.exp(sinks[head])) if sinks else 0.0  # what the sink adds to the denominator
+        self.sunk = float(np.exp(sinks[head])) if sinks else 0.0  # the sink's term of the denominator
 
     def _near(self, weights: Numbers) -> bool:
-        """Return True if these are the weights that were read, up to the tolerance."""
+        """Return True if these weights equal the ones that were read, up to the tolerance."""
         return bool(np.abs(self.weights - weights).sum() <= self.tolerance.weight * max(1.0, np.abs(weights).sum()))
 
     @property
     def _reads_others(self) -> bool:
-        """True if kv heads besides its own have weight."""
+        """Return True if other kv heads have weight."""
         return float(np.abs(self.weights).sum() - np.abs(self.weights[self.own]).sum()) > self.tolerance.weight
 
     def _own_logs(self, least: int) -> tuple[Flags, Numbers] | None:
-        """The keys of the own kv head with weight, bool [total_k], and the logs of these weights.
+        """Return flags of the own kv head's keys with weight, bool [total_k], and the logs of these weights.
 
-        None if there are fewer than `least`, if one of them should not be seen, or if other kv heads have weight too.
+        Return None if there are fewer than `least`, if one of them should not be seen, or if other kv heads have weight too.
         """
         if self._reads_others:
             return None
@@ -113,17 +114,17 @@ class Row:
         return seen, np.log(weights[seen])
 
 
-# Most different factors of a row: not seen, seen once, seen twice are three. With more, any row fits.
+# Most distinct factors of a row: not seen, seen once and seen twice are three. With more, any row fits.
 _FACTORS = 3
 
 
 def _right(row: Row) -> Fit | None:
-    """The weights are right, and nothing is added to the values."""
+    """Fit correct weights without an added constant."""
     return Fit("right") if row._near(row.expected) and np.abs(row.constant).max() < row.tolerance.weight else None
 
 
 def _seen_keys(row: Row) -> Fit | None:
-    """Weights in proportion to exp(score), times a factor of few values: 0 for a key that is not seen, 2 for one seen twice."""
+    """Fit weights proportional to exp(score) times one of a few factors: 0 for a key that is not seen, 2 for one seen twice."""
     if row._reads_others:
         return None
     weights, scores, should = row.weights[row.own], row.scores[row.own], row.visible
@@ -138,14 +139,14 @@ def _seen_keys(row: Row) -> Fit | None:
     factors[seen] = of_seen
     counted = float((factors * np.exp(scores)).sum()) + row.sunk
     faint = should & ~seen & (np.exp(scores + base) < 10 * row.tolerance.least)
-    factors[faint] = 1.0  # too small to be seen: nothing says that it is left out
+    factors[faint] = 1.0  # too small to tell whether it is seen
     return _denominated(Fit("keys", factors), float(np.exp(-base)), counted, row)
 
 
 def _factors(gaps: Numbers, should: Flags, tolerance: float) -> tuple[float, Numbers] | None:
-    """Return what log weights minus scores say: that of a factor of 1, and the factor of each key; None if they are too many.
+    """Return the log weight minus score at a factor of 1, and the factor of each key, or None if there are too many factors.
 
-    The factor of most of the keys that should be seen is 1.
+    Most keys that should be seen have the factor 1.
     """
     group = _groups(gaps, tolerance)
     counts = np.bincount(group)
@@ -159,7 +160,7 @@ def _factors(gaps: Numbers, should: Flags, tolerance: float) -> tuple[float, Num
 
 
 def _groups(values: Numbers, gap: float) -> Ints:
-    """A group number for each value: sorted values belong together up to a gap."""
+    """Return a group index for each value: sorted values belong together up to a gap."""
     order = np.argsort(values)
     group = np.empty(len(values), np.int64)
     group[order] = np.concatenate([[0], np.cumsum(np.diff(values[order]) > gap)])
@@ -167,9 +168,9 @@ def _groups(values: Numbers, gap: float) -> Ints:
 
 
 def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
-    """Add to the factors of keys what their denominator is.
+    """Add the denominator to a fit of keys' factors.
 
-    `denominator` is the sum of exp(score) that the weights were divided by, `counted` that of keys times their factors.
+    `denominator` is the sum of exp(score) that the weights were divided by, and `counted` the sum over keys times their factors.
     """
     assert fit.keys is not None
     close = 3 * row.tolerance.log
@@ -183,7 +184,7 @@ def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
 
 
 def _scaled(row: Row) -> Fit | None:
-    """All scores are multiplied by a number."""
+    """Fit scores multiplied by a number."""
     if (own := row._own_logs(3)) is None:
         return None
     seen, logs = own
@@ -203,7 +204,7 @@ def _scaled(row: Row) -> Fit | None:
 
 
 def _pieces(row: Row) -> Fit | None:
-    """A factor that is constant over runs of keys: the logs of the factors, for whoever finds out what they follow."""
+    """Fit a factor that is constant over runs of keys; its logs are left to explain by a formula."""
     if (own := row._own_logs(8)) is None:
         return None
     seen, logs = own
@@ -214,18 +215,18 @@ def _pieces(row: Row) -> Fit | None:
     jumps = np.abs(np.diff(inner)) > row.tolerance.log
     known = ~np.isnan(inner[1:]) & ~np.isnan(inner[:-1])
     if (jumps & known).sum() > max(1, known.sum() // 8):
-        return None  # runs of fewer than eight keys are no runs
+        return None  # a run has at least eight keys
     return Fit("pieces", keys=gaps + np.log(np.exp(scores[row.visible]).sum()))
 
 
-# Most weights that are paired with each other, since that takes their number squared.
+# Most weights to pair with each other, since pairing is quadratic.
 _MOVED = 400
-# Relative difference of two weights that count as the same: float32 leaves 2e-6, and in a long row other weights are close too.
+# Relative difference up to which two weights are equal: float32 leaves 2e-6, and in a long row other weights are close too.
 _RELATIVE = 1e-4
 
 
 def _output(row: Row) -> Iterator[Fit]:
-    """The output of another query or head."""
+    """Fit the output of another query or head."""
     if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
         return
     right = row.every.weights.reshape(-1, row.weights.size)
@@ -235,7 +236,7 @@ def _output(row: Row) -> Iterator[Fit]:
 
 
 def _query(row: Row) -> Iterator[Fit]:
-    """The weights that another query's q has here: in place of this row's, behind this row's mask."""
+    """Fit the weights that another query's q gives here, under this row's mask."""
     if (own := row._own_logs(3)) is None:
         return
     seen, logs = own
@@ -247,7 +248,7 @@ def _query(row: Row) -> Iterator[Fit]:
 
 
 def _sources(row: Row, fitting: Flags) -> Iterator[tuple[int, int]]:
-    """(packed row of q, q head) of the queries and heads that fit, bool [total_q * num_q_heads], without this row itself."""
+    """Yield (packed row of q, q head) of all other queries and heads that fit, bool [total_q * num_q_heads]."""
     heads = row.every.heads
     for place in np.flatnonzero(fitting):
         source = divmod(int(place), heads)
@@ -256,14 +257,14 @@ def _sources(row: Row, fitting: Flags) -> Iterator[tuple[int, int]]:
 
 
 def _values_moved(row: Row) -> Fit | None:
-    """Each weight is the right one of another key: values are read from elsewhere."""
+    """Fit values that are read from elsewhere: each weight is the correct one of another key."""
     if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
         return None
     return _exchanged(row) or _gained(row)
 
 
 def _exchanged(row: Row) -> Fit | None:
-    """Each row of V has the weight of one key, its own or another; or one row has those of all keys that are not at home."""
+    """Fit rows of V that each have the weight of one key, or one row that has the weights of all misplaced keys."""
     flat, expected = row.weights.ravel(), row.expected[row.own]
     margin = _RELATIVE * expected + row.tolerance.least
     home = row.own * len(expected) + np.arange(len(expected))
@@ -286,7 +287,7 @@ def _exchanged(row: Row) -> Fit | None:
 
 
 def _gained(row: Row) -> Fit | None:
-    """Some keys have lost their weight, which is added to that of others: the others' values are read twice."""
+    """Fit keys whose weight moved to other keys: the others' values are read twice."""
     flat, expected = row.weights.ravel(), row.expected[row.own]
     margin = _RELATIVE * expected + row.tolerance.least
     home = row.own * len(expected) + np.arange(len(expected))
@@ -309,17 +310,17 @@ _CHEAP: tuple[Callable[[Row], Fit | None], ...] = (_seen_keys, _scaled)
 _DEAR: tuple[Callable[[Row], Fit | None], ...] = (_values_moved, _pieces)
 # Forms that may fit in several ways.
 _SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (_output, _query)
-# Keys from which on dear forms are tried only where no plain one fits.
+# From this many keys on, expensive forms are tried only if no plain one fits.
 _MANY_KEYS = 256
-# Most sources of a form: with equal queries, all fit.
+# Most sources of a form: if queries are equal, all fit.
 _SOURCES = 12
-# Multiple of `Tolerance.weight` by which weights may fail to give the output on ordinary values. Beyond it they depend on V, and
-# say nothing. Right float32 kernels are off by 2e-6 at most.
+# The output that the weights give on ordinary values may be off by this multiple of `Tolerance.weight`. Beyond it, the weights
+# depend on V and say nothing. Correct float32 kernels are off by at most 2e-6.
 _NOT_LINEAR = 20
 
 
 def fits(row: Row) -> list[Fit]:
-    """The forms that fit a query and head; only "right" where that fits, and none where no form does."""
+    """Return all forms that fit a query and head, but only "right" if that fits."""
     if right := _right(row):
         return [right]
     if row.off > _NOT_LINEAR * row.tolerance.weight:
@@ -334,5 +335,5 @@ def fits(row: Row) -> list[Fit]:
 
 
 def _plain(fit: Fit) -> bool:
-    """Return True if keys are seen not at all, once or twice, and nothing else."""
+    """Return True if the only change is that keys are seen 0, 1 or 2 times."""
     return fit.form == "keys" and fit.keys is not None and bool(np.isin(fit.keys, (0.0, 1.0, 2.0)).all())

@@ -1,4 +1,4 @@
-"""Numbers that follow from the constants of a call, by which bugs multiply scores or outputs."""
+"""Numbers derived from the constants of a call, by which bugs multiply scores or outputs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from assay.harness.readout.queries import Queries
 
 @dataclass(frozen=True)
 class Formula:
-    """A number that follows from the constants of a call.
+    """A number derived from the constants of a call.
 
     Attributes:
-        words: the number in words.
+        words: the formula as text.
         of: (queries) -> the number for each query and head, float64 [rows * heads].
-        bug: the bug that this number gives away, in words; empty if there is none in particular.
+        bug: a description of the bug that this number implies, or an empty string.
     """
 
     words: str
@@ -30,7 +30,7 @@ class Formula:
 
 
 def constant_formula(value: float) -> Formula:
-    """A plain number."""
+    """Return the formula of a plain number."""
     return Formula(f"{value:.5g}", partial(_same, value))
 
 
@@ -47,7 +47,7 @@ def _power_of_feature(name: str, power: float, queries: Queries) -> Numbers:
 
 
 def _largest(of: str, other: str, queries: Queries) -> Numbers:
-    """The scale of K or V of another kv head or sequence over that of the own kv head of this sequence."""
+    """Return the ratio of another kv head's or sequence's scale of K or V to the correct one."""
     kv, seq = queries.table["kv"], queries.table["seq"]
     x = queries.k if of == "k" else queries.values
     if other in ("next", "previous", "zero"):
@@ -62,7 +62,7 @@ def _largest(of: str, other: str, queries: Queries) -> Numbers:
 
 
 def _k_for_v(queries: Queries) -> Numbers:
-    """The scale of K over that of V, of the own kv head."""
+    """Return the ratio of K's scale to V's scale in the own kv head."""
     of_k, of_v = (np.abs(x).max((0, 2)) for x in (queries.k, queries.values))
     return np.asarray((of_k / np.maximum(of_v, 1e-30))[queries.table["kv"]])
 
@@ -77,16 +77,16 @@ SCALES: tuple[Formula, ...] = (
     Formula("1 / scale^2", partial(_power_of_scale, -2), "they are divided by the softmax scale"),
     Formula("ln 2", partial(_same, math.log(2)), "exp2 without log2(e) in the scale"),
     Formula("log2(e)", partial(_same, 1 / math.log(2)), "log2(e) in the scale, but exp in place of exp2"),
-    Formula("1 / sqrt(q heads)", partial(_power_of_feature, "heads", -0.5), "the scale is that of the dims of all q heads"),
-    Formula("1 / sqrt(kv heads)", partial(_power_of_feature, "kv_heads", -0.5), "the scale is that of the dims of all kv heads"),
+    Formula("1 / sqrt(q heads)", partial(_power_of_feature, "heads", -0.5), "the scale uses the dims of all q heads"),
+    Formula("1 / sqrt(kv heads)", partial(_power_of_feature, "kv_heads", -0.5), "the scale uses the dims of all kv heads"),
     Formula("sqrt(q heads per kv head)", partial(_power_of_feature, "group", 0.5)),
     Formula("1 / sqrt(2)", partial(_same, 0.5**0.5)),
     Formula("sqrt(2)", partial(_same, 2**0.5)),
 )  # fmt: skip
-"""Numbers by which bugs multiply scores: a scale that is missing, doubled or inverted; the base of the exponential, in kernels that
-use exp2; the dims of all heads. A power of the scale covers each head_dim. Other numbers are fitted."""
+"""Factors that bugs apply to scores: a missing, doubled or inverted scale; the base of the exponential, in kernels that use exp2;
+the dims of all heads. A power of the scale covers each head_dim. Other numbers are fitted."""
 TIMES = (Formula("max |k| / max |v| of its kv head", _k_for_v, "V is dequantised with the scale of K"),)
-"""Numbers by which bugs multiply outputs."""
+"""Factors that bugs apply to outputs."""
 DESCALES: tuple[tuple[Formula, Formula], ...] = tuple(
     (
         Formula(f"max |k| of {words} / its own", partial(_largest, "k", other), "K is dequantised with that scale"),
@@ -94,4 +94,4 @@ DESCALES: tuple[tuple[Formula, Formula], ...] = tuple(
     )
     for other, words in _WHOSE.items()
 )
-"""Factors of scores and of outputs where K and V get the scales of the same other head, sequence or call."""
+"""Factors of scores and of outputs if K and V get the scales of the same other head, sequence or call."""

@@ -1,4 +1,4 @@
-"""Masks and weights: which keys a query sees, and how much each of them counts."""
+"""Masks and weights: the keys that a query sees, and their factors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class KeyFactor:
 
     Attributes:
         universe: "seen", keys that should be seen; "hidden", other keys of the sequence; "foreign", keys of other sequences.
-        condition: on the pairs.
-        factor: of the weight; 0 for a key that is not seen, `BLANK` for one that is zero to the kernel.
+        condition: the condition on the pairs.
+        factor: the factor of the weight; 0 for a key that is not seen, `BLANK` for one that the kernel takes as zero.
     """
 
     universe: str
@@ -29,7 +29,7 @@ class KeyFactor:
     factor: float
 
     def _holds(self, queries: Queries) -> Flags:
-        """For which keys it holds, bool [rows, heads, total_k]."""
+        """Return flags of the keys for which it holds, bool [rows, heads, total_k]."""
         seen, own = queries.visible, queries.own_rows
         inside = {"seen": seen, "hidden": own & ~seen, "foreign": ~own}[self.universe]
         return self.condition.holds(queries.pairs).reshape(*queries.shape, seen.shape[-1]) & inside[:, None]
@@ -37,11 +37,11 @@ class KeyFactor:
 
 @dataclass(frozen=True)
 class KeyFactors(Effect):
-    """Weights of some keys are multiplied, or keys are seen that should not be.
+    """Multiplies the weights of some keys, or shows keys that should not be seen.
 
     Attributes:
-        parts: which.
-        phantom: how many keys with a score and a value of zero are counted too.
+        parts: the pairs and their factors.
+        phantom: the number of additional keys with a score and a value of zero.
     """
 
     parts: tuple[KeyFactor, ...]

@@ -1,4 +1,4 @@
-"""Names for what was read: the hypothesis that an operator equals, and the finding that says so."""
+"""Names for operators: the hypothesis that an operator equals, and the finding that reports it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from assay.harness.readout.words import legend
 from assay.harness.text import one_line
 from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious, with_evidence
 
-# Wrong outputs of calls in which an operator was not sought that it must give: a coincidence explains one.
+# An operator must explain this many wrong outputs of held-out calls: a coincidence explains one.
 _CONFIRMED = 2
-# Share of the wrong outputs that a name must fail to give before it is taken back: other faults may lie beside it.
+# A name is withdrawn if it fails to explain more than this share of the wrong outputs: the kernel may have other faults too.
 _REFUTED = 0.1
-# Wrong calls on which an operator must equal a hypothesis to have its name.
+# An operator gets a hypothesis's name if both agree on this many wrong calls.
 _NAMED_ON = 8
-# Relative error of a single weight that a picture does not show, as a multiple of that of an output, where a quantisation is
-# declared: an output is a sum of weights, whose errors partly cancel.
+# With a declared quantisation, a picture hides errors of single weights up to this multiple of an output's error: an output is a
+# sum of weights, whose errors partly cancel.
 _NOISY_WEIGHTS = 10.0
-# Most public reports that a finding lists.
+# Most public reports to list in a finding.
 _LINKS = 3
-# Names whose formula has a factor of its own for each kernel; `_outputs` fits it to each answer.
+# Names whose formula has a separate factor for each kernel; `_outputs` fits it to each answer.
 _GAINS = {id: Bug(id, TITLES[id], TITLES[id], act, "gain", oracle) for id, act in GAINS.items()}
-# The names that a read-out can contradict. Others say how the kernel behaves, such as state that it keeps.
+# The names that a read-out can contradict. Others describe the kernel's behaviour, such as keeping state.
 _NAMES = BY_ID | _GAINS
 
 
 def _name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
-    """The hypothesis that gives the same outputs as an operator wherever the kernel was wrong; None if there is none."""
+    """Return the hypothesis that gives the operator's outputs wherever the kernel was wrong, or None."""
     if operator.effect is None or operator.effect.id:
         return BY_ID.get(operator.effect.id) if operator.effect else None
     wrong = sorted(_wrong(samples), key=lambda s: s.size)
@@ -53,15 +53,15 @@ def _name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
 
 
 def said(read: ReadOut) -> str:
-    """Return what a read-out says; empty unless it gives every output that was seen, some of calls that it was not sought in."""
+    """Return the sentence of a read-out, or "" unless it explains every output, including some of held-out calls."""
     return read.sentence if read.exact and read.fresh.explained >= _CONFIRMED else ""
 
 
 def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
-    """The findings of a check or a replay; the first serious one says what was read.
+    """Add a read-out to the first serious finding of a check or a replay; return all findings.
 
-    It gets the name of what was read where it had none, or where what was read contradicts its own: the hypothesis changes
-    outputs that are wrong, and not to what the kernel answers. Where no hypothesis is the same, what was read is the title. Its
+    The finding takes the operator's name if it had none, or if the read-out contradicts its own: its hypothesis then changes
+    wrong outputs, but not to the kernel's answers. If no hypothesis equals the operator, the operator becomes the title. The
     severity stays, so no verdict depends on a read-out.
     """
     first = next(iter(serious(findings)), None)
@@ -76,36 +76,38 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
         others = {finding.id for finding in serious(findings)[1:]}
         changed = {"operator": text, "picture": _picture(read)} | _name(first, others, read)
         if changed.pop("place", False):
-            evidence.insert(len(first.evidence), f"on the calls that were compared: {first.diagnosis}")
+            evidence.insert(len(first.evidence), f"on the compared calls: {first.diagnosis}")
         if reports := public_reports(str(changed.get("id", first.id))):
             evidence.append(f"public reports of such a bug: {', '.join(reports[:_LINKS])}")
     return with_evidence(findings, **changed | {"evidence": tuple(evidence)})
 
 
 def _evidence(read: ReadOut) -> list[str]:
-    """Return what a read-out rests on, or why it says nothing."""
+    """Return the evidence of a read-out, or the reason why it says nothing."""
     text, wrong = said(read), f"{read.all.wrong:,} wrong outputs"
-    effort = f"{read.calls:,} calls and {read.seconds:.1f} s{'' if read.complete else ', which was all of its budget'}"
+    effort = f"{read.calls:,} calls and {read.seconds:.1f} s{'' if read.complete else ', the whole budget'}"
     if text:
-        how = "read from recorded calls, without asking the kernel," if read.passive else "read off the kernel"
+        how = (
+            "inferred from recorded calls, without running the kernel," if read.passive else "inferred from the kernel"
+        )
         summary = (
             f"{how} in {effort}: gives {read.all.explained:,} of {wrong} (queries x heads), {read.fresh.explained:,} of "
-            f"{read.fresh.wrong:,} on calls in which it was not sought"
+            f"{read.fresh.wrong:,} on held-out calls"
         )
     elif read.all.wrong:
-        how = "the recorded calls were searched" if read.passive else "the kernel was read"
-        summary = f"{how} in {effort}: no rule was found that gives its {wrong}"
+        how = "the recorded calls were searched" if read.passive else "the kernel was probed"
+        summary = f"{how} in {effort}: no rule explains its {wrong}"
     else:
         summary = (
-            f"the kernel could not be read in {effort}: no single output of a call that can be read is clearly wrong"
+            f"no rule could be inferred in {effort}: no single output of a call that can be probed is clearly wrong"
         )
     return [summary, *filter(None, (legend(text),)), *read.notes]
 
 
 def _name(first: Finding, others: Collection[str], read: ReadOut) -> dict[str, object]:
-    """Id, title, words for the headline, and diagnosis of a finding, so that they and what was read say one thing.
+    """Return the id, title, headline and diagnosis of a finding so that they agree with the read-out.
 
-    What other serious findings give is not held against this one.
+    Outputs that other serious findings explain do not count against this one.
     """
     if first.id == UNEXPLAINED:
         return _read_name(read) | {"diagnosis": read.sentence}
@@ -115,18 +117,20 @@ def _name(first: Finding, others: Collection[str], read: ReadOut) -> dict[str, o
     fits = [id for id in against if not against[id]]
     if first.id in fits:
         return {"equivalent": tuple(fits[1:])} | _confined(first, read)
-    wrong = f'"{first.title}" fits the failing calls, but not {against[first.id]:,} wrong outputs that were read'
+    wrong = (
+        f'"{first.title}" fits the failing calls, but not {against[first.id]:,} of the wrong outputs of the read-out'
+    )
     named = _named(fits[0], read) if fits else _read_name(read)
     return named | {"diagnosis": f"{read.sentence}; {wrong}", "equivalent": tuple(fits[1:])}
 
 
 def _refuted(first: Finding, read: ReadOut) -> dict[str, object]:
-    """Changes of a finding whose name does not give what was seen, where nothing was read that does."""
+    """Return changes that withdraw a finding's name if it does not explain the outputs and the read-out has no better one."""
     bug, seen = BY_ID[first.id], _wrong(read.samples)
     off = sum(int((s.bad & s.differs(_outputs(bug, s)) & ~_gives(bug, s)).sum()) for s in seen)
     if off <= _REFUTED * read.all.wrong:
         return {}
-    wrong = f'"{first.title}" fits failing calls, but not {off:,} of {read.all.wrong:,} wrong outputs that were seen'
+    wrong = f'"{first.title}" fits failing calls, but not {off:,} of {read.all.wrong:,} observed wrong outputs'
     return {
         "id": UNEXPLAINED,
         "title": TITLES[UNEXPLAINED],
@@ -137,7 +141,7 @@ def _refuted(first: Finding, read: ReadOut) -> dict[str, object]:
 
 
 def _confined(first: Finding, read: ReadOut) -> dict[str, object]:
-    """Changes of a finding whose name was read: a read-out that names a condition says where it shows."""
+    """Return changes of a finding whose name the read-out confirms: its condition says where the bug shows."""
     if not where(read.operator):
         return {}
     return {"does": str(_named(first.id, read)["does"]), "diagnosis": read.sentence, "place": True}
@@ -151,13 +155,13 @@ def _read_name(read: ReadOut) -> dict[str, object]:
 
 
 def _named(id_: str, read: ReadOut) -> dict[str, object]:
-    """Id, title and words for the headline of a hypothesis; the operator says under which condition."""
+    """Return the id, title and headline of a hypothesis; the operator supplies the condition."""
     act, place = does(_NAMES[id_], ""), where(read.operator)
     return {"id": id_, "title": _NAMES[id_].title, "does": f"{act}, {place}" if place else act}
 
 
 def _against(bug: Bug, others: Collection[str], read: ReadOut) -> int:
-    """Count wrong outputs that a hypothesis changes, not to the kernel's answer, and that no other finding gives."""
+    """Count wrong outputs that a hypothesis changes (but not to the kernel's answer) and that no other finding explains."""
     if not any(_defined(bug, sample).any() for sample in _wrong(read.samples)):
         return sum(int(sample.bad.sum()) for sample in read.samples)
     count = 0
@@ -173,7 +177,7 @@ def _against(bug: Bug, others: Collection[str], read: ReadOut) -> int:
 
 
 def _defined(bug: Bug, sample: Sample) -> Flags:
-    """Where a hypothesis says what a wrong answer is: that it leaves an output undefined fits whatever is not finite."""
+    """Return flags of the outputs that a hypothesis defines; an undefined output fits any answer that is not finite."""
     out = _outputs(bug, sample)
     return sample.bad & ~np.isnan(out).any(-1).ravel()
 
@@ -183,7 +187,7 @@ def _wrong(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _outputs(bug: Bug, sample: Sample) -> Numbers:
-    """Return what a kernel with this bug gives, float64 [rows, heads, head_dim_v]; of a scaled one, the nearest multiple."""
+    """Return the outputs of a kernel with this bug, float64 [rows, heads, head_dim_v]; if scaled, the nearest multiple."""
     right = sample.queries.right
     if bug.id not in _GAINS:
         return known_bug(bug).outputs(sample.queries)
@@ -194,13 +198,13 @@ def _outputs(bug: Bug, sample: Sample) -> Numbers:
 
 
 def _gives(bug: Bug, sample: Sample) -> Flags:
-    """Return which of a sample's answers a hypothesis gives, bool [rows * heads]; what it leaves undefined may be zero."""
+    """Return flags of the answers that a hypothesis gives, bool [rows * heads]; where it is undefined, zero fits too."""
     out = _outputs(bug, sample)
     return sample.agrees(out) | sample.agrees(np.where(np.isnan(out), 0.0, out))
 
 
 def _picture(read: ReadOut) -> Picture | None:
-    """The picture of the smallest wrong call that was read and shows the edge of a mask; None if none was read."""
+    """Return the picture of the smallest wrong call that was read and shows the edge of a mask, or None if none was read."""
     seen = [(sample, sample.reading) for sample in read.samples if sample.reading is not None and sample.bad.any()]
     if not seen:
         return None

@@ -1,6 +1,6 @@
-"""Operators: what a kernel computes on any call, so that it can be tried on calls that were not seen.
+"""Operators: functions that a kernel computes on any call, so that they can be tested on new calls.
 
-An `Effect` is what becomes of a query. With the condition under which it shows it is an `Operator`.
+An `Effect` changes the output of queries. An `Operator` is an effect with the condition under which it shows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Effect(ABC):
     """A change of the output of a query. The operator says on which queries it shows.
 
     Attributes:
-        cost: how far-fetched it is. Costs only rank effects that explain the same: 1 is a plain bug, 3 is one of a kind.
-        id: of the hypothesis, or of the rounding, whose effect it is; empty for others.
+        cost: how far-fetched the effect is. Costs only rank effects that explain the same: 1 is a plain bug, 3 a singular one.
+        id: the id of the hypothesis or the rounding, or an empty string for other effects.
     """
 
     cost: float = 1.0
@@ -29,12 +29,12 @@ class Effect(ABC):
 
     @abstractmethod
     def outputs(self, queries: Queries) -> Numbers:
-        """The output of each query, float64 [rows, heads, head_dim_v]; NaN where it is undefined."""
+        """Return the output of each query, float64 [rows, heads, head_dim_v]; NaN where it is undefined."""
 
 
 @dataclass(frozen=True)
 class Told(Effect):
-    """A function (queries, *args) -> outputs that has its words by itself, and can be sent to another process."""
+    """A picklable function (queries, *args) -> outputs with its own description."""
 
     words: str
     compute: Callable[..., Numbers]
@@ -51,8 +51,8 @@ class Operator:
     """The function that a kernel computes: attention, changed by an effect on the queries that meet a condition.
 
     Attributes:
-        effect: the change; None for attention.
-        condition: of the queries on which it shows.
+        effect: the change, or None for attention.
+        condition: the condition of the queries on which it shows.
     """
 
     effect: Effect | None = None

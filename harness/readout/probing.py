@@ -1,4 +1,4 @@
-"""A kernel that is asked within a budget."""
+"""Asks a kernel within a budget."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from assay.harness.attention.kernels import output_fault
 from assay.harness.localize.threads import kernel_threads
 
 REFUSED = "refused"
-"""The reason of a call that a kernel raised `KernelRefused` for, in `Prober.raised`."""
+"""The key in `Prober.raised` for calls that the kernel refused with `KernelRefused`."""
 
 
 class BudgetSpentError(Exception):
-    """As many calls were made, or as much time was taken, as was allowed."""
+    """The budget of calls or time is used up."""
 
 
 @dataclass
@@ -28,14 +28,14 @@ class Prober:
 
     Attributes:
         kernel: the kernel.
-        calls_left: calls that it may still get.
-        until: when asking ends, on the clock.
-        device: where calls are made.
-        shapes: (head_dim, head_dim_v) that it is asked for, besides what it declares; None for any. A kernel that was written for
-            one head_dim may write beyond its output with another, which ends the process.
-        asked: calls that it got.
-        raised: calls that it did not answer, by the reason.
-        clock: seconds; see `budget_clock`.
+        calls_left: the number of calls left in the budget.
+        until: the end of the budget, on the clock.
+        device: the device of the calls.
+        shapes: the (head_dim, head_dim_v) to ask for in addition to those it declares, or None for any. A kernel that was written
+            for one head_dim may write beyond its output with another, which crashes the process.
+        asked: the number of calls so far.
+        raised: the number of calls that it did not answer, by reason.
+        clock: the clock, in seconds; see `budget_clock`.
     """
 
     kernel: Kernel
@@ -49,12 +49,12 @@ class Prober:
     _shapes_seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
-        """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU.
+        """Return the kernel's output, float64 [total_q, num_q_heads, head_dim_v] on the CPU.
 
-        None if the kernel raised or broke the contract, or does not declare to compute such calls: then it is not asked.
+        Return None if the kernel raised or broke the contract, or (without running it) if it does not declare such calls.
 
         Raises:
-            BudgetSpentError: nothing is left of the budget.
+            BudgetSpentError: the budget is used up.
         """
         if self.calls_left <= 0:
             raise BudgetSpentError
@@ -82,14 +82,14 @@ class Prober:
         return out.detach().to("cpu", torch.float64, copy=True)
 
     def _leave_out_compilation(self, call: AttentionCall, seconds: float) -> None:
-        """Give the time of a first call of its shape on a GPU back: a compiler specialises on dtype, heads and head dims."""
+        """Refund the time of the first call of a shape on a GPU: a compiler specialises on dtype, heads and head dims."""
         shape = (call.phase, call.q.dtype, call.q.shape[1:], call.k.shape[1:], call.v.shape[1:], call.causal)
         if self.device != "cpu" and shape not in self._shapes_seen:
             self._shapes_seen.add(shape)
             self.until += seconds
 
     def _may_ask(self, call: AttentionCall) -> bool:
-        """Return True if the kernel computes such calls, as far as it is known or declared."""
+        """Return True if the kernel is known, or declares, to compute such calls."""
         declared, dims = declaration(self.kernel), (call.q.shape[2], call.v.shape[2])
         if call.phase not in declared.phases or declared.excludes(call):
             return False
@@ -97,10 +97,10 @@ class Prober:
         return stated or self.shapes is None or dims in self.shapes
 
     def check_time(self) -> None:
-        """Stop if the time is over.
+        """Stop if the time is up.
 
         Raises:
-            BudgetSpentError: it is.
+            BudgetSpentError: the time is up.
         """
         if self.clock() > self.until:
             raise BudgetSpentError

@@ -1,4 +1,4 @@
-"""Queries of a call, with what is known of them before a kernel answers: what every effect is a function of."""
+"""Queries of a call and all data about them before a kernel answers; every effect is a function of these."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import Flags, Numbers, right_weights, scores_of, sinks_of, softmax, visible
 from assay.harness.readout.features import Ints, Pairs, row_table
 
-# Scores are cut here above the largest one: exp(710) is beyond float64.
+# Scores are clipped this far above the largest one, since exp(710) overflows float64.
 _MOST_EXPONENT = 700.0
 
 
 def einsum(rule: str, *arrays: Numbers) -> Numbers:
-    """numpy.einsum by PyTorch, whose number of threads the caller sets."""
+    """Compute numpy.einsum in PyTorch, so that the caller controls the number of threads."""
     return torch.einsum(rule, *(torch.from_numpy(array) for array in arrays)).numpy()
 
 
 class Queries:
-    """Some queries of a call, with what is known of them before the kernel answers."""
+    """Some queries of a call, with all data about them before the kernel answers."""
 
     def __init__(self, call: AttentionCall, rows: Sequence[int] | Ints) -> None:
         self.call, self.rows = call, np.asarray(rows, dtype=np.int64)
@@ -103,18 +103,18 @@ class Queries:
 
     @cached_property
     def weights(self) -> Numbers:
-        """The right weights, float64 [rows, heads, kv heads, total_k]."""
+        """The correct weights, float64 [rows, heads, kv heads, total_k]."""
         return right_weights(self.call, self.rows, self.scores)
 
     @cached_property
     def right(self) -> Numbers:
-        """The right output, float64 [rows, heads, head_dim_v]."""
+        """The correct output, float64 [rows, heads, head_dim_v]."""
         return einsum("thck,kcd->thd", self.weights, self.values)
 
     def of_own(self, weights: Numbers, values: Numbers | None = None) -> Numbers:
-        """The output of weights of the own kv head, [rows, heads, total_k] -> [rows, heads, head_dim_v].
+        """Compute the output from weights of the own kv head, [rows, heads, total_k] -> [rows, heads, head_dim_v].
 
-        `values` may stand in place of the call's, [total_k, kv heads, head_dim_v].
+        `values`, [total_k, kv heads, head_dim_v], replace the call's.
         """
         rows, heads = self.shape
         given = self.values if values is None else values
@@ -122,7 +122,7 @@ class Queries:
         return einsum("tcgk,kcd->tcgd", by_group, given).reshape(rows, heads, given.shape[-1])
 
     def attended(self, scores: Numbers, values: Numbers | None = None) -> Numbers:
-        """The output with other scores of the keys that should be seen, [rows, heads, total_k] -> [rows, heads, head_dim_v]."""
+        """Compute the output with other scores of the visible keys, [rows, heads, total_k] -> [rows, heads, head_dim_v]."""
         return self.of_own(softmax(scores, self.visible[:, None], self.sinks), values)
 
 
@@ -133,10 +133,10 @@ def weighted_softmax(
     counted: Numbers | None = None,
     phantom: Numbers | None = None,
 ) -> Numbers:
-    """Weights in proportion to factor * exp(score), [rows, heads, total_k]; zero where none is counted.
+    """Compute weights proportional to factor * exp(score), [rows, heads, total_k]; zero where the denominator is zero.
 
-    The denominator has the factors `counted`, if they are others, and counts `sinks`, see `softmax`, and `phantom` keys with a
-    score of 0, [rows, heads, 1].
+    The denominator uses the factors `counted` if given, and also counts `sinks` (see `softmax`) and `phantom` keys with a score
+    of 0, [rows, heads, 1].
     """
     below = factors if counted is None else counted
     top = np.where((factors > 0) | (below > 0), scores, -np.inf).max(-1, keepdims=True)

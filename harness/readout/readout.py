@@ -1,7 +1,7 @@
-"""The read-out of a kernel: what it computes, in a sentence.
+"""The read-out of a kernel: describes the operator that it computes in a sentence.
 
-An operator is sought in some of the calls that were compared and tried on the others; those that contradict it are sought in
-too. Rivals are told apart by calls that are made for it.
+The search fits an operator to some of the compared calls and tests it on the others. Calls that contradict it join the search,
+and new calls decide between rivals.
 """
 
 from __future__ import annotations
@@ -31,48 +31,47 @@ from assay.harness.readout.sentences import sentence
 
 CALLS, _SECONDS = 3000, 30.0
 """The budget of a read-out."""
-# Calls with wrong outputs, and without, in which an operator is sought and on which it is tried; and those that it is sought in
-# at first.
+# Most calls with wrong outputs, and without, for fitting and testing an operator; and the numbers of each for the first fit.
 _WRONG, _RIGHT, _FIRST_WRONG, _FIRST_RIGHT = 96, 120, 24, 24
-# Calls that are read before an operator is sought, and those that contradict it that are read after.
+# Calls to read before the first fit, and contradicting calls to read after each fit.
 _READ_AT_ONCE, _READ_AGAIN = 8, 5
-# Rounds in which calls that contradict an operator are sought in too, and how many of these.
+# Most rounds of contradicting calls, and most of these calls in a round.
 _ROUNDS, _AGAINST = 4, 12
-# Share of the wrong outputs below which a round that explains no more than the one before is the last.
+# A round that explains less than this share of the wrong outputs, and no more than the previous round, is the last.
 _LITTLE = 0.02
-# Calls by which rivals are told apart in each round, and those that are looked at for it.
+# Calls to decide between rivals in each round, and shapes to consider for them.
 _TELLING, _LOOKED_AT = 6, 60
-# Fresh calls on which an operator is tried in each round.
+# Fresh calls to test an operator in each round.
 _FRESH = 12
 # Relative error of a query, L1, that rounding explains: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both weights
 # and output, and a sum of values that cancel has a larger relative error.
 _NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-# Multiple of the noise from which on a query is wrong; on a GPU, whose float32 may be TF32, and of a quantisation. Nearer to the
-# noise, whatever is tried would explain some query by chance.
+# A query is wrong from this multiple of the noise on; the second is for a GPU, whose float32 may be TF32, and for a quantisation.
+# Closer to the noise, any effect would explain some query by chance.
 _CLEARLY, _CLEARLY_NOISY = 3.0, 6.0
-# The noise of a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs.
+# The noise of a declared quantisation on data for which it is exact: the cost of a rounded scale.
 _QUANTISED = 5e-3
-# Features that are read.
+# Features that can be read.
 _READ = frozenset({"window", "softcap", "temperature", "sinks"})
 
 
 @dataclass(frozen=True)
 class ReadOut:
-    """The operator that was read off a kernel.
+    """The operator inferred from a kernel's answers.
 
     Attributes:
-        operator: what it computes; without an effect, attention.
-        sentence: the same in words, without a full stop; empty if it was right on all calls, or if no rule was found.
-        all: how the operator does on all calls.
-        fresh: how it does on calls that it was not sought in.
-        calls: calls that the kernel got.
-        seconds: time taken.
-        cpu_seconds: CPU time taken.
+        operator: the operator; without an effect, attention.
+        sentence: a description without a full stop, or an empty string if the kernel was correct on all calls or no rule fits.
+        all: the operator's agreement on all calls.
+        fresh: its agreement on held-out calls.
+        calls: the number of calls to the kernel.
+        seconds: the time taken.
+        cpu_seconds: the CPU time taken.
         complete: whether the budget sufficed.
-        notes: what the kernel did besides, such as raise.
-        samples: what was seen.
-        passive: whether the kernel could not be asked.
-        quantised: whether it declares a quantisation.
+        notes: other behaviour of the kernel, such as exceptions.
+        samples: the answers.
+        passive: whether only recorded calls were available.
+        quantised: whether the kernel declares a quantisation.
     """
 
     operator: Operator = field(default_factory=Operator)
@@ -90,7 +89,7 @@ class ReadOut:
 
     @property
     def exact(self) -> bool:
-        """True if the operator gives every output that was seen, right and wrong."""
+        """True if the operator gives every observed output, correct or wrong."""
         return self.all.exact
 
 
@@ -103,15 +102,15 @@ def read_out(
     shapes: Iterable[Shape] = (),
     tried: Tried | None = None,
 ) -> ReadOut:
-    """Read the operator off a wrong kernel, within a budget; nothing that it was not given is executed.
+    """Infer the operator of a wrong kernel within a budget. Only the given kernel is executed.
 
     Args:
-        kernel: the kernel, which may raise and answer NaN; None if it cannot be asked.
-        results: what it computed before, on calls of one device: at least one is wrong.
-        seconds: most time, on `budget_clock`; a call that was begun is not interrupted.
-        calls: most calls that it gets.
-        shapes: of further calls that it may be asked for.
-        tried: the condition under which sequences are wrong, as experiments found it.
+        kernel: the kernel, which may raise or return NaN, or None if it cannot be run.
+        results: its earlier results, on calls of one device; at least one is wrong.
+        seconds: the time limit, on `budget_clock`; it does not interrupt a call.
+        calls: most calls to the kernel.
+        shapes: shapes of further calls that it may be asked for.
+        tried: the condition under which sequences are wrong, from experiments.
     """
     begun, cpu = time.monotonic(), time.process_time()
     device = str(results[0].call.q.device)
@@ -139,7 +138,7 @@ def read_out(
 
 
 def _nobody(call: AttentionCall) -> torch.Tensor:
-    """Stands for a kernel that cannot be asked."""
+    """Stand in for a kernel that cannot be run."""
     raise KernelRefused("only recorded calls are known")
 
 
@@ -147,9 +146,9 @@ class _Search:
     """The search for the operator of a kernel.
 
     Attributes:
-        fitter: what seeks it.
-        pool: the samples of the calls that were compared.
-        told: those of calls that told rivals apart.
+        fitter: fits operators to samples.
+        pool: the samples of the compared calls.
+        told: the samples of calls that decided between rivals, or tested an operator.
     """
 
     def __init__(self, prober: Prober, results: Sequence[CallResult], quantised: bool, shapes: Iterable[Shape]) -> None:
@@ -158,11 +157,11 @@ class _Search:
         computed = [result for result in results if result.call.rows and result.call.k.shape[0]]
         plain = [result for result in computed if _READ.issuperset(result.call.features)]
         wrong = [result for result in plain if result.fails]
-        # The widest dtype that is wrong, whose rounding hides least.
+        # The widest dtype with wrong outputs: its rounding hides the least.
         dtype = min((result.call.q.dtype for result in wrong), key=list(_NOISE).index, default=torch.float32)
         self._dtype, self._quantised = dtype, quantised
         self._wrong = list(islice(_in_turn([r for r in wrong if r.call.q.dtype == dtype]), _WRONG))
-        # Where no other shapes are given, those of wrong calls are asked for with other numbers.
+        # Without other shapes, those of wrong calls are asked for with other numbers.
         self._shapes = chain(shapes, cycle([shape_of(result.call) for result in self._wrong]))
         right = [result for result in plain if not result.fails]
         self._right = list(islice(_in_turn([r for r in right if r.call.q.dtype == dtype]), _RIGHT))
@@ -185,19 +184,19 @@ class _Search:
         ]  # fmt: skip
 
     def _on_the_grid(self) -> list[Sample]:
-        """Ask for calls of the same shapes on data on which a declared quantisation costs nothing."""
+        """Ask for calls of the same shapes on data for which a declared quantisation is exact."""
         shapes = dict.fromkeys(shape_of(result.call) for result in (*self._wrong, *self._right))
         calls = [call for shape in shapes if (call := self._made(shape)) is not None]
         answers = [(call, out) for call in calls if (out := self._prober(call)) is not None]
         return [sample_of(call, out, self._error, self._draw) for call, out in answers]
 
     def _made(self, shape: Shape) -> AttentionCall | None:
-        """Make a call like those of the pool; None if no such call can be drawn."""
+        """Return a call like those of the pool, or None if it cannot be drawn."""
         self._calls += 1
         try:
             data = ON_GRID if self._quantised else shape.data
             call = replace(shape, dtype=self._dtype, data=data).make(self._calls, self._prober.device)
-            if self._quantised:  # its scale is a number of the data, not of the kernel
+            if self._quantised:  # the scale depends on the data, not on the kernel
                 call = replace(call, v=call.v * 2.0 ** (self._calls % 3))
         except (LookupError, ValueError):
             return None
@@ -207,7 +206,7 @@ class _Search:
         """Find the operator.
 
         Raises:
-            BudgetSpentError: nothing is left of the budget; what is known stands in the fitter.
+            BudgetSpentError: the budget is used up; the fitter keeps the best operator so far.
         """
         fitter = self.fitter
         wrong = [sample for sample in self.pool if sample.bad.any()]
@@ -226,7 +225,7 @@ class _Search:
             against = [s for s in every if s.fresh and not fitter.agreed(fitter.operator, s).all()]
             share = fitter.tally(fitter.operator, every).share
             if not against or (share < _LITTLE and share <= explained):
-                return  # nothing contradicts it; or what was read in a second round did not help
+                return  # nothing contradicts it, or the readings of another round did not help
             explained = share
             self._seek(against[:_AGAINST])
             fitter.read(against[:_AGAINST], _READ_AGAIN)
@@ -240,7 +239,7 @@ class _Search:
                 self.fitter.samples.append(sample)
 
     def _tell_apart(self, operators: Sequence[Operator]) -> None:
-        """Ask for calls on which a rival says something else than the operator that was chosen."""
+        """Ask for calls on which a rival differs from the chosen operator."""
         undecided = [operator for operator in operators[1:] if operator != operators[0]]
         if not undecided:
             return
@@ -261,7 +260,7 @@ class _Search:
                 asked += 1
 
     def _challenge(self, operator: Operator) -> None:
-        """Ask for fresh calls, until one contradicts the operator: what was seen may all lie on one side of a limit."""
+        """Ask for fresh calls until one contradicts the operator: all calls so far may lie on one side of a limit."""
         if operator.effect is None:
             return
         shapes = (replace(shape, data="normal") for shape in islice(self._shapes, 2 * _FRESH))
@@ -284,6 +283,6 @@ def _in_turn(results: Collection[CallResult]) -> Iterator[CallResult]:
 
 
 def _notes(prober: Prober) -> tuple[str, ...]:
-    # A refusal says that the kernel does not compute such calls, which is no fault.
+    # A refusal means that the kernel does not support such calls, which is not a fault.
     raised = sorted((why, n) for why, n in prober.raised.items() if why != REFUSED)
     return tuple(f"not answered: {why}, in {n} call{'s' * (n != 1)}" for why, n in raised)

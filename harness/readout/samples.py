@@ -1,4 +1,4 @@
-"""Calls that the kernel answered, and how an output compares with the answer."""
+"""Calls that the kernel answered, and the comparison of outputs with the answers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.queries import Queries
 
-# Numbers that were read
+# Numbers from readings
 
 
 def near(a: float, b: float, by: float = 2e-3) -> bool:
-    """Return True if two numbers are the same, up to what a reading is off by."""
+    """Return True if two numbers are equal, up to the error of a reading."""
     return math.isclose(a, b, rel_tol=by, abs_tol=1e-9)
 
 
 def common(numbers: Sequence[float], most: int = 3) -> list[float]:
-    """Numbers that occur often, up to 0.05 %: medians of groups, the largest group first."""
+    """Return numbers that occur often, up to 0.05 %: medians of groups, the largest group first."""
     ordered = np.sort(np.asarray(numbers))
     groups = np.split(ordered, np.flatnonzero(np.diff(ordered) > 5e-4 * np.abs(ordered[1:]) + 1e-9) + 1)
     groups.sort(key=len, reverse=True)
@@ -33,8 +33,8 @@ def common(numbers: Sequence[float], most: int = 3) -> list[float]:
 
 
 def _rounded(value: float) -> float:
-    """A number with few digits, if it is one."""
-    if abs(value - 1) < 2e-2:  # its distance from 1 is what matters
+    """Round to few digits if that is within the error of a reading."""
+    if abs(value - 1) < 2e-2:  # only its distance from 1 matters
         return 1 + float(f"{value - 1:.2g}")
     for digits in (2, 3, 4):
         if value and near(float(f"{value:.{digits}g}"), value, 3e-4):
@@ -42,11 +42,11 @@ def _rounded(value: float) -> float:
     return value
 
 
-# How near a wrong answer must be to an output that explains it, as a share of its distance from the right one.
+# An output explains a wrong answer if its distance is at most this share of the answer's distance from the correct output.
 _NEARER = 0.3
-# Size of an output, as a share of the right one's, below which what cancels in it is no longer exact.
+# Below this share of the correct output's size, cancellation makes an output inexact.
 _SMALL = 0.1
-# Queries of a call that are looked at: wrong and right ones; and most weights of them, 256 MB.
+# Queries of a call to examine: wrong and correct ones; and their most weights, 256 MB.
 _WRONG_ROWS, _RIGHT_ROWS, _MAX_WEIGHTS = 16, 8, 2**25
 
 
@@ -56,12 +56,12 @@ class Sample:
 
     Attributes:
         queries: the queries.
-        actual: what the kernel answered, [rows, heads, head_dim_v].
-        bad: which are wrong, bool [rows * heads].
-        error: relative error from which on they are.
-        fresh: whether no operator was sought in it.
-        reading: the weights; None until they are read, or if they cannot be.
-        fits: the forms that fit what was read of each query and head, [rows * heads]; None likewise.
+        actual: the kernel's answer, [rows, heads, head_dim_v].
+        bad: flags of the wrong ones, bool [rows * heads].
+        error: the relative error above which they are wrong.
+        fresh: whether the sample is held out from fitting.
+        reading: the weights, or None until they are read, or if they cannot be.
+        fits: the forms that fit each query and head, [rows * heads], or None without a reading.
     """
 
     queries: Queries
@@ -84,41 +84,42 @@ class Sample:
 
     @property
     def size(self) -> int:
-        """Cost of reading it: values that are probed, by queries that are computed, and 64 more for what each call costs."""
+        """Cost of reading it: values to probe, times queries to compute plus 64 for the overhead of a call."""
         return self.keys * self.call.k.shape[1] * (64 + self.call.q.shape[0])
 
     @property
     def errors(self) -> Numbers:
-        """Error of each query and head, relative to its right output, L1, [rows * heads]; infinite where it is not finite."""
+        """L1 error of each query and head, relative to its correct output, [rows * heads]; infinite where it is not finite."""
         size = np.abs(self.queries.right).sum(-1)
         with np.errstate(invalid="ignore"):
             gap = np.abs(self.actual - self.queries.right).sum(-1) / np.maximum(size, 1e-12)
         return np.asarray(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).ravel())
 
     def agrees(self, out: Numbers) -> Flags:
-        """Where the kernel's answer is this output, bool [rows * heads].
+        """Return flags of the answers that equal this output, bool [rows * heads].
 
-        A wrong answer must be much nearer to it than to the right output: where noise is large, it may be near to both. Two outputs
-        that are small beside the right one are compared with each other: both are nearly zero, and may differ by any factor.
+        A wrong answer must be much nearer to it than to the correct output: with large noise, it may be near to both. If both
+        outputs are small relative to the correct one, they are compared with each other: both are nearly zero, and may differ by
+        any factor.
         """
         size = np.maximum(_size(self.actual), np.maximum(_size(out), _SMALL * _size(self.queries.right)))
         nearer = _gaps(out, self.actual) <= _NEARER * _gaps(self.queries.right, self.actual)
         return close(out, self.actual, size, self.error) & (nearer.ravel() | ~self.bad)
 
     def differs(self, out: Numbers) -> Flags:
-        """Where this output is clearly not the right one, bool [rows * heads]."""
+        """Return flags of where this output is clearly wrong, bool [rows * heads]."""
         return ~close(out, self.queries.right, np.abs(self.queries.right).sum(-1), self.error)
 
 
 def sample_of(call: AttentionCall, out: Tensor, error: float, draw: np.random.Generator, right: bool = False) -> Sample:
-    """Choose some queries of a call that was answered.
+    """Choose some queries of an answered call.
 
     Args:
         call: the call.
         out: the answer, [total_q, num_q_heads, head_dim_v].
-        error: relative error of a query, L1, from which on it is wrong.
-        draw: of queries.
-        right: whether the answer is right, however far rounding leads it on this data.
+        error: the relative L1 error above which a query is wrong.
+        draw: the random generator for choosing queries.
+        right: whether the answer counts as correct for any error, since rounding may be large on this data.
     """
     out = out.double().cpu()
     errors = row_errors(call, out)
@@ -138,7 +139,7 @@ def _rows(wrong: Flags, call: AttentionCall, draw: np.random.Generator) -> Ints:
 
 
 def every(samples: Sequence[Sample], *forms: str) -> list[tuple[Sample, int, Fit]]:
-    """Samples, places of rows and heads in them that have one of these forms, and the fit."""
+    """Return (sample, index of a row and head, fit) for every fit with one of these forms."""
     return [
         (sample, place, fit)
         for sample in samples
@@ -149,17 +150,17 @@ def every(samples: Sequence[Sample], *forms: str) -> list[tuple[Sample, int, Fit
 
 
 def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
-    """Return True if two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
+    """Return flags of the queries and heads where two outputs agree, bool [rows * heads]. NaN agrees with NaN."""
     return (_gaps(a, b) <= tolerance * size).ravel()
 
 
 def _size(out: Numbers) -> Numbers:
-    """Sum |out| of each query and head; 0 where it is not finite."""
+    """Sum |out| of each query and head, or 0 where it is not finite."""
     return np.asarray(np.nan_to_num(np.abs(out).sum(-1), nan=0.0, posinf=0.0))
 
 
 def _gaps(a: Numbers, b: Numbers) -> Numbers:
-    """The sum of what two outputs differ by, for each query and head; infinite where one is not finite and the other is."""
+    """Sum the differences of two outputs for each query and head; infinite where only one is finite."""
     with np.errstate(invalid="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         gap = np.where(same, 0.0, np.abs(a - b)).sum(-1)
@@ -172,8 +173,8 @@ class Agreement:
 
     Attributes:
         wrong: queries and heads on which the kernel is wrong.
-        explained: of these, those of which the operator gives the kernel's answer.
-        false: queries and heads on which the kernel is right and the operator is not.
+        explained: those for which the operator gives the kernel's answer.
+        false: queries and heads on which the kernel is correct and the operator is not.
     """
 
     wrong: int = 0
@@ -182,7 +183,7 @@ class Agreement:
 
     @property
     def share(self) -> float:
-        """Share of the wrong ones that are explained; 1 if none is wrong."""
+        """Share of the wrong ones that are explained, or 1 if there are none."""
         return self.explained / self.wrong if self.wrong else 1.0
 
     @property

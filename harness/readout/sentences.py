@@ -1,4 +1,4 @@
-"""Operators in the field's words: a sentence as a bug report would put it. `legend` explains the symbols."""
+"""Describes operators in one sentence, as a bug report would. `legend` explains the symbols."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.operators import Effect, Operator, Told
 from assay.harness.readout.words import ALL_BUT, Keys, keys, of_keys, only, plus
 
-# An effect in words, and the conditions on queries that its own conditions hold in common.
+# The description of an effect, and the conditions on queries that all of its parts share.
 _Said = tuple[str, list[Condition]]
 
 
 def sentence(operator: Operator) -> str:
-    """Say what a kernel computes, without the full stop; empty if it computes attention."""
+    """Describe the operator without a full stop, or return an empty string for attention."""
     return ", ".join(filter(None, _text_and_place(operator)))
 
 
 def where(operator: Operator) -> str:
-    """Say where an operator shows, as its sentence ends: "only in decode"; empty for always."""
+    """Return the end of the sentence, "only in decode", or an empty string if the operator always shows."""
     return _text_and_place(operator)[1]
 
 
 def _text_and_place(operator: Operator) -> tuple[str, str]:
-    """Return what an operator does, and where."""
+    """Return descriptions of an operator's effect, and of where it shows."""
     effect = operator.effect
     if effect is None:
         return "", ""
@@ -40,7 +40,7 @@ def _text_and_place(operator: Operator) -> tuple[str, str]:
 
 
 def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, list[Condition]]:
-    """Return what a condition says of keys, None if nothing, and what it says of queries alone."""
+    """Return the keys of a condition (None if it does not refer to keys), and the conditions on queries alone."""
     own = [literal for literal in condition.literals if of_keys(literal)]
     rest = tuple(literal for literal in condition.literals if not of_keys(literal))
     if condition.negated and own:
@@ -73,7 +73,7 @@ def _key_factors(effect: KeyFactors) -> _Said:
 
 
 def _in_place(effect: KeyFactors) -> _Said | None:
-    """Keys of another sequence that are seen in place of the same ones of the own sequence."""
+    """Describe keys of another sequence that replace the same keys of the own sequence."""
     if len(effect.parts) != 2 or effect.phantom is not None:
         return None
     here, there = sorted(effect.parts, key=lambda part: part.universe != "seen")
@@ -83,11 +83,11 @@ def _in_place(effect: KeyFactors) -> _Said | None:
     if here.condition.negated or there.condition.negated or {literal.term.name for literal in literals} != {"other"}:
         return None
     which, inner = _split(there.condition, "foreign")
-    return (f"query i sees {which[0]} in place of its own", inner) if which else None
+    return (f"query i sees {which[0]} instead of its own", inner) if which else None
 
 
 def _chained(texts: Sequence[str]) -> str:
-    """Texts in one sentence, whose common subject is said once."""
+    """Join texts to one sentence without repeating a common subject."""
     chain = ""
     for text in texts:
         if chain and text.startswith("query i ") and chain.startswith("query i "):
@@ -99,7 +99,7 @@ def _chained(texts: Sequence[str]) -> str:
 
 
 def _part(part: KeyFactor, which: Keys | None) -> str:
-    """One part in words."""
+    """Describe one part."""
     some, plural = which or ("all keys", True)
     if part.universe != "seen":
         times = "" if part.factor == 1 else f", with {_number(part.factor)} times the weight"
@@ -117,7 +117,7 @@ def _part(part: KeyFactor, which: Keys | None) -> str:
 
 
 def _mask(effect: Effect) -> str:
-    """A mask with a name, which says by itself that it is causal; empty if it has none."""
+    """Describe a mask with a name, which implies that it is causal, or return an empty string if it has none."""
     if not isinstance(effect, KeyFactors) or len(effect.parts) != 1 or effect.phantom:
         return ""
     part = effect.parts[0]
@@ -144,7 +144,7 @@ def _mask(effect: Effect) -> str:
 
 
 def _shifted_mask(term: Term, op: str, by: int) -> str:
-    """A causal mask that is too narrow by some keys, or too wide by minus as many; empty if the term is not a distance."""
+    """Describe a causal mask that is too narrow by this many keys, or too wide if negative; "" if the term is not a distance."""
     if (term.name, term.minus) != ("pos", "j") or (op == "==" and by not in (1, -1)):
         return ""
     size = f"{abs(by)} key{'s' * (abs(by) > 1)} too {'narrow' if by > 0 else 'wide'}"
@@ -156,7 +156,7 @@ def _shifted_mask(term: Term, op: str, by: int) -> str:
 
 
 def _without_causal(condition: Condition) -> Condition:
-    """Leave out of a conjunction the literal that the mask is causal, whatever that costs."""
+    """Remove the literal that the mask is causal from a conjunction, at any cost of that literal."""
     if condition.negated:
         return condition
     rest = tuple(
@@ -167,7 +167,7 @@ def _without_causal(condition: Condition) -> Condition:
 
 
 def _number(value: float) -> str:
-    """A number, in the constants at hand if it is one of them."""
+    """Format a number, as a known constant if it is one."""
     for constant, words in ((math.log(2), "ln 2"), (1 / math.log(2), "log2(e)")):
         if math.isclose(value, constant, rel_tol=1e-6):
             return words

@@ -1,6 +1,6 @@
-"""Conditions in words: where a rule shows ("only in decode and where p mod 16 = 0"), and of which keys it speaks ("keys j < 16").
+"""Describes conditions: where a rule shows ("only in decode and where p mod 16 = 0"), and the keys it concerns ("keys j < 16").
 
-Features with a letter of their own are compared as symbols; `legend` says what the symbols of a sentence stand for.
+Features with their own letter are compared as symbols; `legend` explains the symbols of a sentence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LETTERS = {
     "b": "b: the index of a sequence in its batch", "G": "G: the number of q heads per kv head",
 }  # fmt: skip
 _LENGTHS = {"prefix": "cached", "new": "new", "total": "all"}
-# How a sentence calls the new tokens of a tile.
+# Names for the new tokens of a tile in a sentence.
 _TILE_WORDS = {
     **{str(size): str(size) for size in (16, 32, 64, 128)},
     **{f"packed_{rows}": f"{rows} // (q heads per kv head)" for rows in (64, 128)},
@@ -37,7 +37,7 @@ SYMBOLS = {
     "peers_after": "the number of later q heads of its group",
     "k_start": "cu_seqlens_k[b]", "q_start": "cu_seqlens_q[b]", "previous_start": "cu_seqlens_k[b - 1]",
     "next_start": "cu_seqlens_k[b + 1]", "second_previous_start": "cu_seqlens_k[b - 2]",
-    "ranked_total": "total of the sequence whose place is the rank of this one, the longest first",
+    "ranked_total": "total of the sequence whose index is this one's rank, longest first",
     **{f"{key}_{length}": f"{length} of {whose}" for key, whose in {
         "previous": "the previous sequence", "next": "the next sequence", "first": "the first sequence",
     }.items() for length in ("new", "total", "prefix")},
@@ -46,14 +46,14 @@ SYMBOLS = {
     **{f"{end}_{name}": f"p of the {end} query in its tile of {words}"
        for end in ("first", "last") for name, words in _TILE_WORDS.items()},
 }  # fmt: skip
-"""How a sentence calls each feature in an expression."""
+"""Names of the features in an expression of a sentence."""
 _FLAGS = frozenset({"decode", "causal"})
 # Features whose values are names.
 _PLACES = {"layer": "layer", "head": "q head", "kv": "kv head"}
 # The usual words for some comparisons.
 _FIXED = {
     ("decode", "==", 1): "in decode", ("decode", "==", 0): "in extend",
-    ("causal", "==", 1): "behind a causal mask", ("causal", "==", 0): "without a causal mask",
+    ("causal", "==", 1): "under a causal mask", ("causal", "==", 0): "without a causal mask",
     ("prefix", "==", 0): "where no prefix is cached", ("prefix", ">=", 1): "where a prefix is cached",
     ("seqs", "==", 1): "in calls of one sequence", ("seqs", ">=", 2): "in batches",
     ("seq", "==", 0): "in the first sequence of a batch", ("from_last", "==", 0): "in the last sequence of a batch",
@@ -63,7 +63,7 @@ _FLIPPED = {">=": "<=", "<": ">", "==": "==", "!=": "!=", "<=": ">=", ">": "<"}
 
 
 def legend(sentence: str) -> str:
-    """Say what the letters and lengths in a sentence stand for; empty if it has none."""
+    """Explain the letters and lengths in a sentence, or return an empty string if it has none."""
     words = set(re.findall(r"(?<![\w.])[a-zG](?![\w.])", sentence))
     letters = [text for letter, text in _LETTERS.items() if letter in words]
     lengths = [
@@ -77,19 +77,19 @@ def legend(sentence: str) -> str:
 
 
 def _bracketed(text: str) -> str:
-    """Put a text in brackets, if it has several words and none yet."""
+    """Put brackets around a text of several words unless it has some."""
     return f"({text})" if " " in text and not text.startswith("(") else text
 
 
 def plus(text: str, number: int) -> str:
-    """Spell a sum: "p - 16", "p"; the number alone without a text."""
+    """Format a sum: "p - 16", "p", or only the number if the text is empty."""
     if not text:
         return str(number)
     return f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
 
 
 def _term_words(term: Term) -> str:
-    """Spell a term as an expression: "(p - j) mod 4"."""
+    """Format a term: "(p - j) mod 4"."""
     text = _blocks(term.name, term.block)
     if term.minus:
         text = f"{text} - {_subtracted(term)}"
@@ -99,7 +99,7 @@ def _term_words(term: Term) -> str:
 
 
 def _subtracted(term: Term) -> str:
-    """Spell what a term subtracts: "prefix", "(i mod 128)", "(total rounded up to 16)"; empty for nothing."""
+    """Format the subtrahend of a term: "prefix", "(i mod 128)", "(total rounded up to 16)", or an empty string."""
     if not term.minus:
         return ""
     if term.rounding == "mod":
@@ -114,7 +114,7 @@ def _blocks(name: str, block: int) -> str:
 
 
 def _compared(literal: Literal) -> str:
-    """Spell a comparison: "total mod 16 = 0", "prefix > new"; a key comes first: "j // 32 > i // 32"."""
+    """Format a comparison: "total mod 16 = 0", "prefix > new"; a key comes first: "j // 32 > i // 32"."""
     term, op, value = literal.term, literal.op, literal.value
     if term.modulo or not term.minus:
         return " ".join((_term_words(term), *map(str, _plainest(op, value, False))))
@@ -127,7 +127,7 @@ def _compared(literal: Literal) -> str:
 
 
 def _plainest(op: str, gap: int, symbolic: bool) -> tuple[str, int]:
-    """Give the operator and gap that read best for integers: "> p" for ">= p + 1", "<= p" for "< p + 1"."""
+    """Return the operator and gap that read best for integers: "> p" for ">= p + 1", "<= p" for "< p + 1"."""
     if op == "<" and symbolic and gap:
         op, gap = "<=", gap - 1
     if op == ">":
@@ -143,7 +143,7 @@ def _plainest(op: str, gap: int, symbolic: bool) -> tuple[str, int]:
 
 
 def only(conditions: Sequence[Condition]) -> str:
-    """Say where conditions on queries hold: "only in decode and where a prefix is cached"; empty if they always do."""
+    """Describe where conditions on queries hold: "only in decode and where a prefix is cached", or "" if they always do."""
     holding = _phrases([literal for condition in conditions if not condition.negated for literal in condition.literals])
     phrases = [f"only {listed(holding)}"] if holding else []
     phrases += [
@@ -154,7 +154,7 @@ def only(conditions: Sequence[Condition]) -> str:
 
 
 def _phrases(literals: Sequence[Literal]) -> list[str]:
-    """Say each literal; comparisons come last, behind one "where", and two bounds on one amount make a range."""
+    """Describe each literal; comparisons come last, after one "where", and two bounds on one amount make a range."""
     phrases = list(dict.fromkeys(_phrase(literal) for literal in literals if not _second(literal, literals)))
     ranges = {low: high for low in literals if (high := _upper(low, literals)) is not None}
     phrases += [f"where {low.value} <= {_term_words(low.term)} < {high.value}" for low, high in ranges.items()]
@@ -164,7 +164,7 @@ def _phrases(literals: Sequence[Literal]) -> list[str]:
 
 
 def _upper(literal: Literal, literals: Sequence[Literal]) -> Literal | None:
-    """Find the upper bound on a term of which a literal is the lower one; None if there is none."""
+    """Return the upper bound on the term of a lower bound, or None if there is none."""
     term = literal.term
     if literal.op != ">=" or term.minus:
         return None
@@ -172,7 +172,7 @@ def _upper(literal: Literal, literals: Sequence[Literal]) -> Literal | None:
 
 
 def _second(literal: Literal, literals: Sequence[Literal]) -> bool:
-    """True if a literal is one of two bounds, which are said together."""
+    """Return True if a literal is one of two bounds that are described together."""
     return any(literal in (low, _upper(low, literals)) for low in literals if _upper(low, literals) is not None)
 
 
@@ -195,26 +195,26 @@ def _phrase(literal: Literal) -> str:
     return f"where {_compared(Literal(term, op, value))}"
 
 
-# Which keys a rule speaks of
+# Keys that a rule concerns
 
 ALL_BUT = "all keys but "
 _KEY = {
     "p": "its own key", "0": "key 0", "prefix": "the first new key", "prefix - 1": "the last cached key",
     "total - 1": "the last key",
 }  # fmt: skip
-# Usual names of one key, and of several.
+# Usual names of one key, and of several keys.
 _SOME = {("<", "prefix"): "cached keys", (">=", "prefix"): "new keys"}
 _SEQUENCES = {
     ("==", -1): "of the previous sequence", ("==", 1): "of the next sequence", ("<", 0): "of earlier sequences",
     (">=", 1): "of later sequences", ("==", 0): "of its own sequence", ("!=", 0): "of other sequences",
 }  # fmt: skip
 Keys = tuple[str, bool]
-"""Some keys in words, and whether they are several."""
+"""A description of keys, and whether it is a plural."""
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """A comparison of j with ``base + gap``; without a base, with a number."""
+    """A comparison of j with ``base + gap``, or with a number if there is no base."""
 
     op: str
     base: str
@@ -227,12 +227,12 @@ class _Bound:
 
 
 def of_keys(literal: Literal) -> bool:
-    """True if a literal speaks of a key, not of a query alone."""
+    """Return True if a literal refers to a key, not only to a query."""
     return not {literal.term.name, literal.term.minus}.isdisjoint(Pairs.OF_KEY)
 
 
 def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
-    """Say for which keys of a universe, see `KeyFactor`, literals that speak of keys hold."""
+    """Describe the keys of a universe (see `KeyFactor`) for which literals on keys hold."""
     bounds, clauses, sequence = list[_Bound](), list[str](), ""
     for literal in literals:
         term = literal.term
@@ -253,7 +253,7 @@ def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
 
 
 def _bounds(literal: Literal) -> list[_Bound] | None:
-    """Rewrite a literal as comparisons of j; None if it is none."""
+    """Rewrite a literal as comparisons of j, or return None if that is not possible."""
     term, op, value = literal.term, literal.op, literal.value
     if term.modulo or op == "!=":
         return None
@@ -275,7 +275,7 @@ def _bounds(literal: Literal) -> list[_Bound] | None:
 
 
 def _after_own(bounds: list[_Bound]) -> list[_Bound]:
-    """Give the bounds of keys that should be hidden, which all come after the query's own."""
+    """Return the bounds of keys that should be hidden, which all come after the query's own."""
     if not bounds:
         return [_Bound(">", "p", 0)]
     if len(bounds) == 1 and bounds[0].base == "p" and bounds[0].op in ("<", "<="):
@@ -285,7 +285,7 @@ def _after_own(bounds: list[_Bound]) -> list[_Bound]:
 
 
 def _noun(bounds: Sequence[_Bound]) -> tuple[str, bool, str]:
-    """Give a noun for the keys within bounds, whether it is a plural, and what follows it."""
+    """Return a noun for the keys within bounds, whether it is a plural, and the text after it."""
     equal = [bound for bound in bounds if bound.op == "==" or (bound.op, bound.base, bound.gap) == ("<", "", 1)]
     if equal:
         text = plus(equal[0].base, equal[0].gap) if equal[0].op == "==" else "0"
@@ -297,7 +297,7 @@ def _noun(bounds: Sequence[_Bound]) -> tuple[str, bool, str]:
 
 
 def _relations(bounds: Sequence[_Bound]) -> str:
-    """Put bounds in one expression: "prefix <= j < p - 2"."""
+    """Format bounds as one expression: "prefix <= j < p - 2"."""
     plain = [bound.words for bound in bounds]
     low, high = ([words for words in plain if words[0] in ops] for ops in ((">", ">="), ("<", "<=")))
     rest = [f"j {op} {text}" for op, text in (*low[1:], *high[1:], *(words for words in plain if words[0] == "="))]

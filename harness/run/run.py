@@ -158,7 +158,7 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
         EvidenceError: nothing could be recorded.
     """
     if pack.exists() and (not pack.is_dir() or any(pack.iterdir())):
-        raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one")
+        raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one with --record")
     check_environment(plan, display.say)
     with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
         folder = RunFolder(Path(made), new_nonce())  # a temporary one, without a manifest

@@ -19,7 +19,7 @@ from assay.harness.files import file_name, portable, shown
 from assay.harness.judge.baselines import check_stored_reference, status_of
 from assay.harness.run.machine import origin_of
 from assay.harness.run.plan import Plan
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Role, declared_noise
 
 # Flags whose paths assay expands (``~``), as it does for ``--out``.
 _EXPANDED = ("--model", "--data")
@@ -47,7 +47,10 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
         model=plan.spec.reference.model,
         items_hash=hash_items(plan.items),
         code=_code(plan),
-        noise={role: plan.backend(role).noise for role in ROLES},
+        noise={
+            role: plan.backend(role).noise or declared_noise(plan.spec.sides[role], plan.spec.treatment)
+            for role in ROLES
+        },
     )
     check_stored_reference(manifest)
     folder = RunFolder.open(path, manifest, plan.items)

@@ -78,7 +78,7 @@ def _right_with_candidate(
 
 SENTENCES: Templates = {
     "candidate-not-broken": "With all {differences} differences, the probes show no loss.",
-    "candidate-undecided": "The side with all differences cannot be served, or not probed: see its log in the folder.",
+    "candidate-undecided": "The side with all differences is shown neither broken nor right: the table of probes says why.",
     "outcomes-contradict": "Repeated probes of the same sets contradict each other, so no set can be named.",
     "reference-differs-from-itself": "A second server of the reference itself does not come out good, so nothing can be concluded.",
     "no-outcome-leads": "With the candidate in layers {layers:ranges} the task was right {right} times and wrong "

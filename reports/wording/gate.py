@@ -52,7 +52,7 @@ def _no_baseline_accepted(backend: str, unused: list[str], damaged: Sequence[str
 
 @says
 def _policy_weakened(lines: list[str], declared: str) -> Found:
-    noise = [f"noise = {declared} (declared by the kernel alone)"] if declared else []
+    noise = [f"noise = {declared} (declared, and not in the policy)"] if declared else []
     return Found(
         "; ".join([*lines, *noise]),
         "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]",

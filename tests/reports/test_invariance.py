@@ -1,4 +1,4 @@
-"""The document of features that must change nothing."""
+"""The document of features that should not affect outputs."""
 
 from __future__ import annotations
 

@@ -21,18 +21,18 @@ from assay.harness.attention.paging import PagedKV
 from assay.harness.conditions import PHASES
 
 Attend = Callable[[], "Tensor | Outputs"]
-"""Computes a call that is laid out."""
+"""Computes a call after it was laid out."""
 
 WITHOUT_SCALE = "without scale"
-"""Of `CallSpec.ways`, as `WITHOUT_LSE`: the scale is left out where it is head_dim ** -0.5, the usual default."""
+"""A value of `CallSpec.ways`, like `WITHOUT_LSE`: the scale is left out if it is head_dim ** -0.5, the usual default."""
 WITH_OUT = "with out"
-"""The function writes to memory that it is passed, which is NaN: all of it that is read afterwards has to be written."""
+"""The function writes to memory from the caller, which is filled with NaN: it must write everything that is read afterwards."""
 ROUNDED_Q, ROUNDED_K = "max_seqlen_q rounded up", "max_seqlen_k rounded up"
-"""To what a CUDA graph holds: all rows of the batch, and the length of the context."""
+"""Rounded up to the capacity of a CUDA graph: all rows of the batch, and the length of the context."""
 PAGED = "with block table"
-"""K and V lie in a paged cache. Where pages have one of several sizes, the way is ``with block table: pages of 16 tokens``."""
+"""K and V lie in a paged cache. If several page sizes are possible, the way is ``with block table: pages of 16 tokens``."""
 SIZE_WORDS = ("page size", "page_size", "block size", "block_size")
-"""What an error about the size of a page says."""
+"""Texts in errors about the size of a page."""
 # Tokens up to which an engine's graphs compute, unless a call is longer.
 _CONTEXT = 4096
 
@@ -92,7 +92,7 @@ class Parameters:
 
     @classmethod
     def _documented(cls, function: Any) -> Parameters:
-        """Read the signature with which the docstring of a built-in function begins; that of PyTorch's does."""
+        """Read the signature at the beginning of a built-in function's docstring, as PyTorch has it."""
         begins = re.match(rf"\s*{re.escape(getattr(function, '__name__', ''))}\((.*?)\)", function.__doc__ or "", re.S)
         try:
             arguments = ast.parse(f"def function({begins[1] if begins else ''}): ...").body[0].args  # type: ignore[attr-defined]
@@ -126,36 +126,36 @@ def scales_of(call: AttentionCall, forms: Sequence[str] = FP8_PER_TENSOR) -> tup
 
 
 def _is_declared(features: Sequence[str], feature: str) -> bool:
-    """Return True for a feature, or a form of one, that a function declares: as it is, or as a whole."""
+    """Return True if a function declares a feature or form, either itself or the whole feature."""
     return feature in features or feature_of(feature) in features
 
 
 def _is_planned(function: Any) -> bool:
-    """Return True for a class whose instances are planned for a batch, and then run, as FlashInfer's wrappers are."""
+    """Return True for a class with `plan` for a batch and `run`, like FlashInfer's wrappers."""
     return inspect.isclass(function) and callable(getattr(function, "plan", None)) and hasattr(function, "run")
 
 
 _LayOut = Callable[[Any, Parameters, AttentionCall], Attend]
-"""Takes the function, its parameters and a call; returns what calls the function."""
+"""(function, its parameters, call) -> a callable that calls the function."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A signature that is known, and how a call is passed to a function that has it.
+    """A known signature, and the way to pass a call to a function with it.
 
     Attributes:
-        name: of the signature. Two functions of one package may share a name.
-        passes: parameters that are passed in every call. A function that has them all has the signature.
-        asks: for each feature of a call, or form of one, its parameters, any of which passes it on; empty where a parameter of
-            `passes` does.
+        name: the signature's name. Two functions of one package may share a name.
+        passes: parameters that are passed in every call. A function with all of them has the signature.
+        asks: feature of a call, or form of one -> its parameters, any of which passes it on, or () if a parameter of `passes`
+            does.
         lay_out: lays a call out.
         phases: phases that such a function computes.
         also: other parameters that are passed if the function has them.
-        ways: for each of `CallSpec.ways` that it takes, its parameters, one of which is passed or left out; empty where
-            parameters of `passes` get other values. Other words in an error that refuses it may follow.
-        in_fewer_bits: features that such a function computes with Q and weights in fewer bits, too: they are passed on to one that
-            declares a noise family alone.
-        pages: page sizes that a function with these parameters accepts; empty if it accepts one size.
+        ways: supported value of `CallSpec.ways` -> its parameters, one of which is passed or left out, or () if parameters of
+            `passes` get other values. Other words in an error that refuses it may follow.
+        in_fewer_bits: features that such a function computes with Q and weights in fewer bits: only functions that declare a
+            noise family get them.
+        pages: page sizes that a function with these parameters accepts, or () if it accepts any one size.
     """
 
     name: str
@@ -177,7 +177,7 @@ class Adapter:
         return tuple(sorted(parameters.required - {*self.passes, *self.also, *chain.from_iterable(self.asks.values())}))
 
     def features(self, parameters: Parameters, noise: str) -> tuple[str, ...]:
-        """List the features that a function with these parameters, which declares this noise family, can be asked for."""
+        """List the features that a function with these parameters and this declared noise family supports."""
         return tuple(
             feature
             for feature, names in self.asks.items()
@@ -198,7 +198,7 @@ class Adapter:
         )
 
     def refuses(self, way: str, error: Exception) -> bool:
-        """Return True if an error says that the function does not have a way: of the size of pages, an error of any type may."""
+        """Return True if an error rejects a way of calling the function; for page sizes, the error may have any type."""
         name, _, size = way.partition(": ")
         plain = isinstance(error, AssertionError | NotImplementedError)
         words = (*(self.ways[name] if plain else ()), *(SIZE_WORDS if size else ()))
@@ -222,7 +222,7 @@ class Adapted:
     Attributes:
         assay: its own declaration, with the phases and the features that its signature has.
         function: the function.
-        lacks: ways of being called that the function rejected, with its messages.
+        lacks: ways of calling that the function rejected, with its messages.
     """
 
     def __init__(self, function: Any, adapter: Adapter, parameters: Parameters) -> None:
@@ -248,9 +248,8 @@ class Adapted:
         """Compute the output, [total_q, num_q_heads, head_dim_v].
 
         Raises:
-            KernelRefused: the signature has no way to ask for this, or the function says that it does not have what the call asks
-                for: it raises an AssertionError or a NotImplementedError that names it. Also
-                whatever else the function raises.
+            KernelRefused: the signature cannot express this, or the function rejects a request of the call by an AssertionError
+                or a NotImplementedError that names it. Also whatever else the function raises.
         """
         ways = tuple(way for way in call.spec.ways if way not in self.lacks)
         asked = call.with_spec(ways=ways) if ways != call.spec.ways else call
@@ -269,7 +268,7 @@ class Adapted:
 
 
 class _Noted:
-    """A function or planned class that notes the names of its arguments and of the attributes that are read."""
+    """A function or planned class that records the names of its arguments and of the attributes that are read."""
 
     def __init__(self, called: Any, names: set[str]) -> None:
         self._called, self._names = called, names
@@ -285,13 +284,13 @@ class _Noted:
 
 
 def scaled(call: AttentionCall, name: str) -> dict[str, Any]:
-    """Return the scale of a call by the name of its parameter; or nothing where the call can be made without it."""
+    """Return the scale of a call by the name of its parameter, or an empty dict if the call can omit it."""
     default = WITHOUT_SCALE in call.spec.ways and call.scale == call.q.shape[2] ** -0.5
     return {} if default else {name: call.scale}
 
 
 def longest(call: AttentionCall) -> tuple[int, int]:
-    """Return the most new tokens and the most keys that a function is told, rounded up where the call asks for that."""
+    """Return the most new tokens and the most keys to pass to a function, rounded up if the call asks for that."""
     most_q, most_k = max(call.lens_q), max(call.lens_k)
     if ROUNDED_Q in call.spec.ways:
         most_q = call.q.shape[0]
@@ -299,14 +298,14 @@ def longest(call: AttentionCall) -> tuple[int, int]:
 
 
 def block_table(pool: PagedKV, page: int, keys: int) -> Tensor:
-    """Return the block table of a pool, int32 [batch, pages]: part of a wider one, as those of engines are."""
+    """Return the block table of a pool, int32 [batch, pages], as part of a wider one like in engines."""
     table = pool.block_table
     width = max(table.shape[1], -(-keys // page))
     return torch.nn.functional.pad(table, (0, width + 1 - table.shape[1]), value=pool.stale)[:, :width]
 
 
 def beside_each_other(pool: PagedKV) -> PagedKV:
-    """Lay K and V out as parts of one cache, [pages, 2, ...], in which vLLM keeps them if the values are as wide as the keys."""
+    """Lay K and V out as parts of one cache, [pages, 2, ...], like vLLM if head_dim_v equals head_dim."""
     if pool.k.shape != pool.v.shape:
         return pool
     as_bytes = torch.stack([pool.k.view(torch.uint8), pool.v.view(torch.uint8)], 1)  # FP8 cannot be stacked

@@ -59,12 +59,12 @@ _TOKEN_PAGES = "with pages of a token"
 
 
 def _asked(parameters: Parameters, call: AttentionCall) -> dict[str, Any]:
-    """Return what the functions of FlashAttention are passed of a call's spec, and Q and the scales of stored K and V."""
+    """Return FlashAttention's arguments for a call's spec, and Q and the scales of stored K and V."""
     spec = call.spec
     asked: dict[str, Any] = {"q": call.q, "causal": call.causal} | scaled(call, "softmax_scale")
     if scales := scales_of(call, _STORED):
         if call.q.dtype != torch.bfloat16:
-            raise KernelRefused("beside a stored_kv in FP8, FlashAttention computes bfloat16")
+            raise KernelRefused("with a stored_kv in FP8, FlashAttention computes only bfloat16")
         shape = len(call.lens_k), call.k.shape[1]
         asked |= {name: scale.expand(shape) for name, scale in zip(("k_descale", "v_descale"), scales, strict=True)}
         asked["q"] = call.q.to(torch.float8_e4m3fn)
@@ -93,7 +93,7 @@ def _computed(function: Any, passed: dict[str, Any], call: AttentionCall) -> Ten
 
 
 def _pages(parameters: Parameters) -> tuple[int, ...]:
-    """Return sizes of pages that a function takes: first that of engines."""
+    """Return the page sizes that a function accepts, the engines' size first."""
     if "page_table" in parameters.names:
         return 128, 64  # FlashAttention 4 copies pages that are not a tile of 128 keys in another way
     # vLLM's fork takes multiples of 16, and FlashAttention 2 of 256
@@ -145,10 +145,10 @@ def _with_kvcache(function: Any, parameters: Parameters, call: AttentionCall, pa
 
 
 def _appended(function: Any, passed: dict[str, Any], call: AttentionCall, pool: PagedKV, slots: Tensor) -> Any:
-    """Call a function that is to write new K and V to slots of a pool, which are stale before.
+    """Call a function that should write new K and V to stale slots of a pool.
 
     Raises:
-        ValueError: it left them out.
+        ValueError: it did not write them.
     """
     for cache in (pool.k, pool.v):
         cache.flatten(0, 1)[slots] = STALE

@@ -1,9 +1,8 @@
 """FlashInfer's wrappers, which are planned for a batch and then run: prefill with a paged or a ragged KV cache, and paged decode.
 
-``window_left`` is the number of keys before a query's own, -1 for no window. Log-sum-exps are to base 2. Sinks are a variant of the
-kernel that is compiled apart, so the adapter passes none on. SGLang asks the older `forward` and `forward_return_lse`, which take
-again what was planned. A paged cache in FP8 has one
-scale of K and one of V, which the run is given.
+``window_left`` is the number of keys before a query's own, -1 for no window. Log-sum-exps are to base 2. Sinks need a separately
+compiled variant of the kernel, so the adapter passes none on. SGLang calls the older `forward` and `forward_return_lse`, which
+take the planned arguments again. A paged cache in FP8 has one scale of K and one of V, which `run` takes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _wrapper(kind: Any, call: AttentionCall) -> Any:
 
 
 def _asked(call: AttentionCall) -> dict[str, Any]:
-    """Return what every plan is passed of a call's spec and dtypes."""
+    """Return the arguments of every plan for a call's spec and dtypes."""
     stored = call.stored or call
     asked: dict[str, Any] = {**scaled(call, "sm_scale"), "q_data_type": call.q.dtype, "kv_data_type": stored.k.dtype}
     if call.spec.mask.window:
@@ -59,7 +58,7 @@ def _asked(call: AttentionCall) -> dict[str, Any]:
 def _run(
     wrapper: Any, parameters: Parameters, scales: tuple[Tensor, Tensor] | None, call: AttentionCall, *kv: Any
 ) -> Tensor | Outputs:
-    """Run what is planned. A log-sum-exp to base 2 becomes a natural one."""
+    """Run the plan, and convert log-sum-exps from base 2 to base e."""
     passed: dict[str, Any] = {} if scales is None else {"k_scale": float(scales[0]), "v_scale": float(scales[1])}
     with_lse = "return_lse" in parameters.names and WITHOUT_LSE not in call.spec.ways
     if _BY_FORWARD in call.spec.ways:

@@ -40,7 +40,7 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
 
 
 def _mask(call: AttentionCall, len_q: int, len_k: int) -> Tensor | None:
-    """Return which keys each query of a sequence sees, bool [len_q, len_k], or None if all see all."""
+    """Return flags of the keys that each query of a sequence sees, bool [len_q, len_k], or None if all see all."""
     seen = call.spec.mask.visible(torch.arange(len_q, device=call.q.device), len_q, len_k)
     return None if bool(seen.all()) else seen
 

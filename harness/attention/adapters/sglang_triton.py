@@ -34,7 +34,7 @@ _STORED = ("stored_kv: e4m3 per tensor",)
 
 
 def _asked(function: Any, call: AttentionCall) -> dict[str, Any]:
-    """Return what both functions are passed of a call's spec, as far as it asks for it."""
+    """Return both functions' arguments for the requests of a call's spec."""
     k_scale, v_scale = scales_of(call, _STORED) or (1.0, 1.0)
     asked: dict[str, Any] = {**scaled(call, "sm_scale"), "k_scale": float(k_scale), "v_scale": float(v_scale)}
     if call.spec.softcap:
@@ -72,7 +72,7 @@ def _extend(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
 
 
 def _splits_of(call: AttentionCall) -> Tensor:
-    """Return the parts into which the keys of each sequence are split: SGLang splits long sequences in more than short ones."""
+    """Return the number of splits of each sequence's keys: SGLang splits long sequences into more parts than short ones."""
     most = torch.full((len(call.lens_q),), _SPLITS, dtype=torch.int32, device=call.q.device)
     return 1 + torch.arange(len(most)).to(most) % _SPLITS if _UNEQUAL in call.spec.ways else most
 

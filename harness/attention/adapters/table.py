@@ -1,4 +1,4 @@
-"""The signatures that are known, and how one is recognised."""
+"""The known signatures, and their recognition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADAPTERS: tuple[Adapter, ...] = (
 
 
 def is_known(parameters: Parameters) -> bool:
-    """Return True if these are the parameters of a signature that is known."""
+    """Return True if a known signature has these parameters."""
     return any(not adapter.unknown(parameters) and not adapter.missing(parameters) for adapter in _ADAPTERS)
 
 

@@ -1,4 +1,4 @@
-"""The record of a known bug: what it computes, what it is called, and what it looks like in code.
+"""The record of a known bug: its computation, its name, and its code.
 
 A candidate that disagrees with the oracle and agrees with the output of a bug, up to its numerical noise, has that bug. A bug gives
 None for a call on which it cannot show, such as a dropped prefix where nothing is cached. In its output, NaN means that the bug
@@ -21,16 +21,16 @@ from assay.harness.attention.oracle import Request, attend, requests
 _Severity = Literal["warning", "serious"]
 Batch = list[Request]
 Change = Callable[[Request], "Request | Tensor | None"]
-"""The effect of a bug on a sequence: a changed request (attention is then computed as usual), or its output for the queries that
-are asked for, or None where the bug cannot show."""
+"""The effect of a bug on a sequence: a changed request (attention is then computed as usual), or its output for the wanted
+queries, or None if the bug cannot show."""
 _BatchChange = Callable[[Batch, int], "Request | Tensor | None"]
-"""The same of sequence b of a batch, where the others matter."""
+"""The effect on sequence b of a batch, if the other sequences matter."""
 Form = Literal["sequence", "heads", "batch"]
 """The arguments of a function: "sequence", (q, k, v, scale); "heads", the same with fewer kv heads than q heads; "batch", (q, k, v,
 starts, b, scale) with k and v of the whole batch; sequence b has the rows starts[b] to starts[b + 1]."""
 LEAK = "leak"
 """The kind of every bug by which one request reads another's data. It is reported first, even if others fit better."""
-# Where wrong and right code differ in a template.
+# The place in a template where wrong and correct code differ.
 _HOLE = "@"
 
 
@@ -44,7 +44,7 @@ class Code:
     Attributes:
         wrong: source of a function ``attend`` with the bug; torch is imported.
         right: the same without it.
-        form: what the function takes.
+        form: the arguments of the function.
     """
 
     wrong: str
@@ -53,7 +53,7 @@ class Code:
 
 
 class Compute(Protocol):
-    """(call, packed query rows or None for all) -> what a kernel with a bug answers; see `Bug`."""
+    """(call, packed query rows or None for all) -> the output of a kernel with a bug; see `Bug`."""
 
     def __call__(self, call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None: ...
 
@@ -101,7 +101,7 @@ def changing_in_batch(change: _BatchChange) -> Compute:
 def _changed_output(change: _BatchChange, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
     """Compute the output of a call on which a bug shows, or None where no sequence shows it. See `Bug.compute`."""
     batch = requests(call, rows)
-    # Without a query there is no output to differ; without a key none is defined.
+    # Without a query there is no output to compare; without a key the output is undefined.
     changed = [change(batch, b) if r.len_q and r.len_k else None for b, r in enumerate(batch)]
     if all(c is None for c in changed):
         return None
@@ -110,7 +110,7 @@ def _changed_output(change: _BatchChange, call: AttentionCall, rows: Tensor | No
 
 
 def links(*reports: str) -> tuple[str, ...]:
-    """Expand reports, as those of a `Bug`, to addresses."""
+    """Expand the reports of a `Bug` to addresses."""
     addresses = []
     for report in reports:
         kind, mark = ("pull", "!") if "!" in report else ("issues", "#")

@@ -22,17 +22,17 @@ def rounded_oracle(call: AttentionCall) -> Tensor:
 
 
 def seeded(bug: Bug, call: AttentionCall, out: Tensor, truth: Tensor | None = None) -> Tensor:
-    """Compute what a right output becomes with a bug. Values that the bug leaves undefined (a query that sees no key) are zero.
+    """Apply a bug to a correct output. Values that the bug leaves undefined (a query that sees no key) are zero.
 
     Args:
         bug: the bug.
         call: the call.
-        out: its right output, [total_q, num_q_heads, head_dim_v]; it is not written to.
-        truth: the exact output, float64, if `out` has the noise of a quantisation, which the wrong output then has as well;
-            None if it only rounds.
+        out: its correct output, [total_q, num_q_heads, head_dim_v], which is not modified.
+        truth: the exact output, float64, if `out` has the noise of a quantisation, which is then added to the wrong output; None
+            if it only rounds.
 
     Returns:
-        `out` itself where the bug cannot show, else another tensor in its dtype.
+        `out` itself if the bug cannot show, or else another tensor in its dtype.
     """
     wrong = bug.compute(call)
     if wrong is None:
@@ -42,7 +42,7 @@ def seeded(bug: Bug, call: AttentionCall, out: Tensor, truth: Tensor | None = No
 
 
 def with_noise(wrong: Tensor, out: Tensor, truth: Tensor) -> Tensor:
-    """Add the noise of a right output to an exact wrong one, in each row and head in proportion to the size of both."""
+    """Add the noise of a correct output to an exact wrong one, scaled by the ratio of their sizes in each row and head."""
     # A quantisation's noise is relative: where a query sees more keys, output and noise shrink alike. Noise of the same size on a
     # smaller output would hide the name of the bug.
     size = truth.norm(dim=-1, keepdim=True)

@@ -11,7 +11,7 @@ LEAD, MOST = 2, 5
 
 
 def majority(seen: Sequence[Outcome], lead: int = LEAD, most: int = MOST) -> Outcome | None:
-    """Return the outcome that leads clearly; "skip" if none does, or a probe could not be made; None if more probes are needed."""
+    """Return the outcome that leads clearly, "skip" if none can or a probe was not made, or None if more probes are needed."""
     ahead = seen.count("bad") - seen.count("good")
     if abs(ahead) >= lead:
         return "bad" if ahead > 0 else "good"

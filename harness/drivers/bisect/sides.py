@@ -32,7 +32,7 @@ class SidePair:
         reference: its server is known to be right.
         candidate: the side that differs from it.
         models: folders of their models.
-        pythons: their Pythons; None where both have the same.
+        pythons: their Pythons, or None if both have the same.
     """
 
     reference: Side

@@ -26,7 +26,7 @@ from assay.harness.drivers.bisect.sides_task import (
 )
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
 from assay.harness.engines.environments import interpreter, python_of
-from assay.harness.errors import AssayError, UsageError
+from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.logit_files import logits_path, read_logits
@@ -85,10 +85,10 @@ class _Prober:
         """Serve the reference with some differences, and compare it with the reference."""
         begun, labels = time.monotonic(), tuple(each.label for each in chosen)
         kinds = (self.by,) if self.by else EVIDENCE
+        self._ask_reference(kinds[:2])
         try:
-            self._ask_reference(kinds[:2] if self.by is None else kinds)
             made = self._compared(chosen, kinds)
-        except AssayError as error:  # a side that cannot be served says nothing about what it computes
+        except (EngineError, UsageError) as error:  # a side that cannot be served says nothing about what it computes
             made = SidesProbe(applied=(), outcome="skip", problem=error.found)
         return made.model_copy(update={"applied": labels, "seconds": time.monotonic() - begun})
 
@@ -100,14 +100,20 @@ class _Prober:
         with running([engine], self._spec.device, self._display):
             if chosen and all(map(_is_seen, chosen)) and self._serves_the_same(engine, side):
                 return SidesProbe(applied=(), outcome="good", by="fingerprint")
-            last: _Judged = ("inconclusive", None, None)
+            verdicts: dict[Evidence, Verdict] = {}
             for kind in kinds:
-                # What nothing cheaper shows needs questions, and these the reference's answers.
+                if kind == "answers" and set(verdicts.values()) == {"pass"}:
+                    break
+                # What nothing cheaper decides about needs questions, and these the reference's answers.
                 self._ask_reference((kind,))
-                last = self._judge(plan, kind, self._ask(engine, plan, "candidate", kind))
-                if last[0] == "regression":
-                    return SidesProbe(applied=(), outcome="bad", by=kind, value=last[1], limit=last[2])
-        return SidesProbe(applied=(), outcome="good", by=kinds[-1], value=last[1], limit=last[2])
+                verdicts[kind], value, limit = self._judge(plan, kind, self._ask(engine, plan, "candidate", kind))
+                if verdicts[kind] == "regression":
+                    return SidesProbe(applied=(), outcome="bad", by=kind, value=value, limit=limit)
+        # A set without the loss of the whole candidate is good; the whole is only if something shows it.
+        if self.by or verdicts.get("answers") == "pass" or set(verdicts.values()) == {"pass"}:
+            return SidesProbe(applied=(), outcome="good", by=[*verdicts][-1], value=value, limit=limit)
+        problem = f"neither a loss nor its absence is shown by {', '.join(verdicts)}"
+        return SidesProbe(applied=(), outcome="skip", problem=problem)
 
     def _engine(self, plan: Plan, role: Role, side: Side) -> Engine:
         place = self._folder / "servers" / role

@@ -61,11 +61,6 @@ class Votes:
         outcome = self.of(names, more=1)
         return outcome if self.steady else self.of(names, more=2)
 
-    @property
-    def undecided(self) -> list[Names]:
-        """The sets of which it cannot be said whether they are bad."""
-        return [names for names in self.seen if self.of(names) == "skip"]
-
 
 class Searched(NamedTuple):
     """What a search ended with: the sets that are bad, each as small as it can be, and why it ended."""
@@ -108,7 +103,7 @@ def find_sets(names: Sequence[str], votes: Votes) -> Searched:
 
 
 def _smallest(names: Sequence[str], votes: Votes) -> list[str]:
-    """Return a part of a bad set that is bad and has nothing to spare, in the order of the names; none if outcomes contradict."""
+    """Return a part of a bad set that is bad and has nothing to spare, in the order of the names, or [] if outcomes contradict."""
 
     def holds(some: Sequence[str]) -> bool | None:
         outcome = votes.of(some)

@@ -30,7 +30,7 @@ _SHOWN = 40
 
 
 class Difference(Record):
-    """One difference between two sides: `before` is the reference's value, `after` the candidate's; empty where there is none."""
+    """One difference between two sides: `before` is the reference's value or "", `after` the candidate's."""
 
     kind: Kind
     name: str
@@ -56,7 +56,7 @@ class SidesProbe(Record):
 
     applied: tuple[str, ...] = Field(description="the differences, as they are named")
     outcome: Outcome
-    by: Evidence | None = Field(None, description="what decided; null if the server did not start or answer")
+    by: Evidence | None = Field(None, description="what decided; null if nothing did")
     value: float | None = Field(
         None,
         description="what was measured: mean KL in nats, share of texts that differ by more than noise, loss of accuracy",

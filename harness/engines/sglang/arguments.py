@@ -10,8 +10,8 @@ from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.sides import hide, hide_flags, is_secret
 
 # A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
-# the other server; the flag behind it, max_total_tokens, is compared.
-_VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
+# the other server; the flag behind it, max_total_tokens, is compared. hicache_object_layout repeats arguments, such as page_size.
+_VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens", "hicache_object_layout"})
 # Keys with which requests are sent; a server started by assay has its own.
 _OWN_KEYS = frozenset({"api_key", "admin_api_key"})
 # A server's identity: its address and its name.

@@ -14,6 +14,7 @@ from assay.harness.attention.noise import BESIDE_FP8, family
 from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import URL_FORM, Backend, is_server_url
 from assay.harness.errors import UsageError
+from assay.harness.evidence import baseline
 from assay.harness.extras import meets
 from assay.harness.sides import hide
 from assay.harness.text import did_you_mean
@@ -64,7 +65,7 @@ def sglang_backends() -> tuple[str, ...]:
         raise UsageError(
             "SGLang is not installed.",
             f"the package sglang, {MIN_SGLANG} or newer",
-            "pip install sglang, or see the README",
+            "pip install sglang; without a GPU, make the environment with nox -s accuracy in a clone of assay",
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     for source in _SOURCES:
@@ -97,6 +98,13 @@ def checked_backend(flag: str, name: str) -> Backend:
         raise UsageError(f"{flag}: {hide('', name)} is not the URL of a server.", URL_FORM, "correct the URL")
     if backend.is_url or name in sglang_backends():
         return backend
+    if not backend.is_kernel and not name.endswith(".py") and ("/" in name or Path(name).is_dir()):
+        near = next((f"name {path.parent}" for path in sorted(Path(name).glob(f"*/{baseline.FILE}"))), "check the path")
+        raise UsageError(
+            f"{flag}: {name} {'is not a baseline: it has no ' + baseline.FILE if Path(name).exists() else 'does not exist'}.",
+            "the folder of a baseline, a backend, a kernel as module:function, or a URL",
+            f"{near}; assay gate accept RUN writes a baseline",
+        )
     if not backend.is_kernel:
         known = sorted({*sglang_backends(), *published()})
         do = (

@@ -135,11 +135,15 @@ def resolved_arguments(launch: Launch) -> dict[str, Any]:
         resolved: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return resolved
     except (subprocess.TimeoutExpired, OSError, IndexError, ValueError) as error:
-        last = done.stderr.strip().splitlines()[-1:] if isinstance(error, (IndexError, ValueError)) else [str(error)]
+        last = [str(error)]
+        if isinstance(error, (IndexError, ValueError)):
+            said = done.stderr.strip().splitlines()
+            raised = [at for at, line in enumerate(said) if line.partition(":")[0].endswith("Error")]
+            last = said[raised[-1] :] if raised else said[-1:]
         raise EngineError(
             f"SGLang does not resolve the command line of the {launch.role} ({launch.backend}): {' '.join(last)}.",
             "flags that this version of SGLang has, with values that it accepts",
-            f"correct --engine-arg or --{launch.role}-arg",
+            f"correct --engine-arg, --{launch.role}-arg or --{launch.role}-with",
         ) from None
 
 

@@ -28,4 +28,8 @@ PROFILE = EngineProfile(
         "--tp-size": "tensor parallelism over {}",
         "--random-seed": "seed {}",
     },
+    noise={
+        ("--kv-cache-dtype", "fp8_e4m3"): "fp8_kv",
+        ("--kv-cache-dtype", "fp8_e5m2"): "fp8_e5m2_kv",
+    },
 )

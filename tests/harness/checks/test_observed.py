@@ -107,7 +107,7 @@ def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:
     assert reader.last is not None
     assert (reader.last.sentence, reader.last.exact, reader.last.samples) == (SAYS, True, ())
     assert 0 < reader.last.calls < 300
-    took = f"read off the kernel in {reader.last.calls} calls and {reader.last.seconds:.1f} s: "
+    took = f"inferred from the kernel in {reader.last.calls} calls and {reader.last.seconds:.1f} s: "
     assert any(line.startswith(took) for line in finding.evidence)
     assert result.seconds > reader.last.seconds
     [draft] = before
@@ -197,7 +197,7 @@ def test_a_replay_shows_the_edge_of_the_mask_and_says_what_holds_on_the_recorded
     assert finding.picture is not None
     assert len(finding.picture.cells) >= 4, "one query hides how the mask goes on"
     assert len(finding.picture.key_indices) >= 8
-    [held_on] = [line for line in finding.evidence if line.startswith("read off the kernel in ")]
+    [held_on] = [line for line in finding.evidence if line.startswith("inferred from the kernel in ")]
     given, _, rest = held_on.partition(": gives ")[2].partition(" of ")
     assert rest.startswith(f"{given} wrong outputs")
     assert not replay(a_pack(tmp_path / "again", NO_MASK), "no_mask:forward", read_out=0).findings[0].operator

@@ -133,7 +133,7 @@ def test_recorded_shapes_that_cannot_be_drawn_are_said(tmp_path: Path, monkeypat
     writer.flush()
     result = replay(tmp_path / "pack", "undrawn:forward", read_out=5)
     assert result.tried is None
-    [why] = [line for line in result.not_tested if "under which condition" in line]
+    [why] = [line for line in result.not_tested if "no experiments on the condition" in line]
     assert why.endswith("with another scale, cannot be drawn again")
 
 
@@ -263,7 +263,7 @@ def test_what_a_backend_of_the_engine_computes_is_read_from_its_recorded_outputs
     finding = replay_recorded(recorded, Backend.parse("triton"), "again").findings[0]
     assert finding.id == "mask-top-left"
     assert finding.operator.endswith(", only in q head 0 and in layer 1")
-    assert any(line.startswith("read from recorded calls, without asking the kernel") for line in finding.evidence)
+    assert any(line.startswith("inferred from recorded calls, without running the kernel") for line in finding.evidence)
     assert finding.picture is not None
     assert "wrong" in finding.picture.rows
 

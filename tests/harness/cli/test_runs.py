@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +35,7 @@ def test_runs_lists_the_newest_first_and_what_has_no_report(
     out = capsys.readouterr().out
     assert out.index("Verdict error") < out.index("Verdict regression") < out.index("Verdict pass")
     assert "2026-11-21 10:00" in out
-    assert "killed has no report.json; make it from the evidence: assay report" in out
+    assert "killed: it has no report.json; once the run has ended, make it: assay report" in out
     assert "notes" not in out
 
 
@@ -53,6 +55,21 @@ def test_report_prints_the_report_and_exits_with_its_verdict(
     assert shown.err == ""
     assert call("report", folder / "passing", "-q") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_run_that_goes_on_is_not_judged(call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    lock = (
+        "import sys, pathlib; from assay.harness.files import lock_folder; "
+        "lock = lock_folder(pathlib.Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", lock, str(folder / "killed")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert call("report", folder / "killed") == 2
+        assert f"in use by another run (process {other.pid})" in capsys.readouterr().err
+        other.communicate()
+    assert not (folder / "killed" / "report.json").exists()
 
 
 def test_without_a_run_the_newest_is_shown_and_a_unique_beginning_names_one(

@@ -113,4 +113,5 @@ def test_a_question_that_nobody_answers_is_no_regression(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 3
-    assert "assay: not confirmed, so nothing was done." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "assay: not confirmed, so nothing was done.\nWhat to do: answer y, or add --yes" in said

@@ -239,7 +239,7 @@ def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away
 @pytest.mark.parametrize(
     ("a", "b", "found"),
     [
-        ("lm_eval_a", "inspect_a.eval", "their names do not correspond"),
+        ("lm_eval_a", "inspect_a.eval", "are of different kinds: lm-eval results and inspect_ai log"),
         ("lm_eval_a", "lm_eval_a", "named twice"),
         ("lm_eval_a", "gsm8k_test.jsonl", "not recognised"),
         ("lm_eval_a", "nothing", "does not exist"),

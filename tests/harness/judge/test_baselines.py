@@ -194,8 +194,8 @@ RunOf = Callable[..., RunFolder]
 def run_of(runs: ModuleType) -> RunOf:
     """A function that writes a run in which these roles answered every question right."""
 
-    def write(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder:
-        folder: RunFolder = runs.started(plan, path, roles, engine="e", claimed_phases=("extend",))
+    def write(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES, **more: object) -> RunFolder:
+        folder: RunFolder = runs.started(plan, path, roles, engine="e", claimed_phases=("extend",), **more)
         for role in roles:
             for item in plan.of("accuracy"):
                 folder.append(runs.answer_of(role, item))
@@ -248,6 +248,16 @@ def test_a_reference_that_was_accepted_under_other_conditions_is_refused(plan: P
     with pytest.raises(UsageError, match="accepted under other conditions: items hash"):
         open_folder(other, tmp_path / "second")
     assert not (tmp_path / "second").exists()
+
+
+def test_the_folder_of_the_same_model_may_have_moved_since_it_was_accepted(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    before = {"model_path": "/old", "tokenizer_path": "/old", "dtype": "float32"}
+    now = {"model_path": "/new", "tokenizer_path": "/new", "dtype": "bfloat16"}
+    stored = accept_both(plan, run_of(plan, tmp_path / "first", arguments=before))
+    second = open_folder(stored, tmp_path / "second")
+    attach_baselines(second, gate=False)
+    run_of(stored, tmp_path / "second", roles=("candidate",), arguments=now)
+    assert set(build(second).environment.argument_differences) == {"dtype"}
 
 
 def test_a_run_with_a_stored_reference_is_no_gate(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:

@@ -133,7 +133,7 @@ def test_a_condition_that_one_layer_lacks_is_no_pass(quantity: str, label: str) 
     [
         # A backend that returns zeros for 202 to 511 cached tokens passed.
         ("extend", "prefix-tokens", [*range(1, 202), 512], (202, 511)),
-        # So did one that is wrong for a chunk of more than 130 new tokens behind a prefix.
+        # So did one that is wrong for a chunk of more than 130 new tokens after a cached prefix.
         ("extend", "new-behind-prefix", range(1, 131), (131, 512)),
         # Decode was compared at 1 to 200 and 577 to 584, and called "decode to 584".
         ("decode", "total-tokens", [*range(1, 201), *range(577, 585)], (201, 512)),

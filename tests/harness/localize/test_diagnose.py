@@ -197,7 +197,7 @@ def test_a_scaled_output_is_named_in_every_dtype(dtype: torch.dtype, factor: flo
     [finding] = diagnose(run_and_repeat(scaled, calls(2, dtype=dtype)))
     assert finding.id == OUTPUT_SCALED
     assert finding.where == "extend, all 2 layers, all 4 heads"
-    assert finding.evidence[0] == f"output scaled: every output is {factor:g} times what it should be"
+    assert finding.evidence[0] == f"output scaled: every output is {factor:g} times the correct value"
 
 
 def test_zeros_are_not_written_rather_than_scaled() -> None:

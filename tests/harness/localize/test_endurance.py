@@ -46,7 +46,7 @@ def test_a_plan_that_is_kept_by_address_is_another_calls(lens: list[list[tuple[i
         return plans_by_address(call, plans)
 
     result = endured(kernel, *lens)
-    assert "in the buffers of a call with other lengths, on a call that it computed right before" in result
+    assert "in the buffers of a call with other lengths, on a call that it computed correctly before" in result
     assert endured(rounded_oracle, *lens) == ""
 
 
@@ -65,5 +65,5 @@ def test_long_calls_of_each_dtype_run_many_times(dtype: torch.dtype) -> None:
     ]
     wrong = endured_on(Guard(kernel), calls, 200)
     assert wrong is not None
-    assert "on a call that it computed right before" in wrong[1]
+    assert "on a call that it computed correctly before" in wrong[1]
     assert wrong[0].q.dtype == dtype

@@ -53,7 +53,7 @@ def test_what_was_read_is_in_the_first_serious_finding(missing_mask: ReadOut) ->
     assert first.picture is not None
     assert "!" in "".join(first.picture.cells)
     assert first.evidence[0] == "seen"
-    took = f"read off the kernel in {missing_mask.calls} calls and {missing_mask.seconds:.1f} s: gives "
+    took = f"inferred from the kernel in {missing_mask.calls} calls and {missing_mask.seconds:.1f} s: gives "
     assert first.evidence[1].startswith(took)
     assert (first.where, first.reproduce, first.severity) == ("extend", "again", "serious")
 
@@ -81,7 +81,7 @@ def test_another_operator_has_the_sentence_and_no_name(unlisted: ReadOut) -> Non
 def test_what_does_not_give_every_output_is_not_said(missing_mask: ReadOut, seen: Agreement) -> None:
     [first] = with_operator([finding(UNEXPLAINED)], replace(missing_mask, all=seen))
     assert (first.id, first.operator, first.picture) == (UNEXPLAINED, "", None)
-    assert first.evidence[1].endswith("no rule was found that gives its 100 wrong outputs")
+    assert first.evidence[1].endswith("no rule explains its 100 wrong outputs")
 
 
 def test_a_name_that_does_not_give_what_was_seen_is_not_said(unlisted: ReadOut) -> None:
@@ -114,7 +114,7 @@ def test_a_headline_says_the_condition_that_was_read(missing_mask: ReadOut) -> N
     [first] = with_operator([given], confined)
     assert first.does == "applies no causal mask, only where prefix >= 64"
     assert first.diagnosis == confined.sentence
-    assert "on the calls that were compared: it is wrong" in first.evidence
+    assert "on the compared calls: it is wrong" in first.evidence
 
 
 def seen(effect: Effect | Operator, *lens: tuple[tuple[int, int], ...]) -> list[Sample]:

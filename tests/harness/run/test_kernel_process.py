@@ -226,7 +226,7 @@ def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Open
         assert finding.id == OUTPUT_NOT_WRITTEN
         assert finding.operator == cause.findings[0].operator != ""
         assert finding.picture is not None
-    took = [line for one in (cause, matrix) for line in one.findings[0].evidence if line.startswith("read off the kernel in ")]
+    took = [line for one in (cause, matrix) for line in one.findings[0].evidence if line.startswith("inferred from the kernel in ")]
     assert len(took) == 2
     assert took[0] == took[1], "the seconds are the same"
     assert_nothing_left(folder)

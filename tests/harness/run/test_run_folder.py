@@ -104,3 +104,19 @@ def test_the_commands_of_a_run_hold_no_path_of_its_host(kernel: Path, tmp_path: 
         reference="torch_native", candidate="changing_kernel:forward", model="~/models/m", questions=4, suites=("accuracy",)
     )
     assert prepare(repeated).model == model, "assay expands what it writes"
+
+
+@pytest.mark.parametrize(
+    ("asked", "noise"),
+    [
+        ({"candidate_arg": ("--kv-cache-dtype=fp8_e4m3",)}, {"reference": "", "candidate": "fp8_kv"}),
+        ({"candidate_arg": ("--kv-cache-dtype", "fp8_e5m2")}, {"reference": "", "candidate": "fp8_e5m2_kv"}),
+        ({"engine_arg": ("--kv-cache-dtype=fp8_e4m3",), "candidate": "triton"}, {"reference": "", "candidate": ""}),
+        ({"candidate_arg": ("--page-size=16",)}, {"reference": "", "candidate": ""}),
+    ],
+)
+def test_a_flag_that_stores_in_fewer_bits_declares_its_noise(
+    asked: dict[str, object], noise: dict[str, str], tmp_path: Path
+) -> None:
+    spec = RunSpec.of(reference="torch_native", questions=4, suites=("accuracy",), **asked)
+    assert open_folder(prepare(spec), tmp_path / "run").manifest().noise == noise

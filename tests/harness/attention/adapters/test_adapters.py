@@ -310,7 +310,7 @@ def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(name: st
         for scale in ("k_scale", "v_scale"):
             wrong = asked.with_tensors({scale: asked.tensors[scale] * torch.tensor([[[1.0], [2.0]]])})
             assert measure(asked, tensor_of(kernel(wrong)), "fp8_qp").fails, scale
-        with pytest.raises(KernelRefused, match="beside a stored_kv in FP8, FlashAttention computes bfloat16"):
+        with pytest.raises(KernelRefused, match="with a stored_kv in FP8, FlashAttention computes only bfloat16"):
             kernel(E4M3(calls("extend", torch.float16)[0]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from rich.console import Console
 
 from assay.harness.config import RunSpec
 from assay.harness.drivers.bisect import sides_probes
+from assay.harness.drivers.bisect.sides import SidePair
 from assay.harness.drivers.bisect.sides_probes import bisect_sides
 from assay.harness.drivers.bisect.sides_task import Difference, Evidence, SidesProbe
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import Side
 from assay.reports.bisection import sides_document
 from assay.reports.terminal import render
 
@@ -88,6 +91,7 @@ def test_a_bisection_goes_on_where_it_stopped(asked: list[set[str]], tmp_path: P
     again, _ = bisect_sides(spec(), tmp_path / "out", quiet())
     assert (again.sets, again.why) == (whole.sets, whole.why)
     assert len(asked) == every
+    assert bisect_sides(spec(), tmp_path / "out", quiet())[0].probes == again.probes
 
 
 def test_another_question_and_another_folder_are_refused(asked: list[set[str]], tmp_path: Path) -> None:
@@ -100,6 +104,39 @@ def test_another_question_and_another_folder_are_refused(asked: list[set[str]], 
         bisect_sides(spec(), tmp_path / "other", quiet())
     with pytest.raises(UsageError, match="do not differ"):
         bisect_sides(RunSpec.of(reference="torch_native", candidate="torch_native", questions=8), tmp_path / "none", quiet())
+
+
+@pytest.mark.parametrize(
+    ("by", "verdicts", "outcome", "asked"),
+    [
+        (None, {"logits": "regression"}, "bad", ["logits"]),
+        (None, {"logits": "pass", "texts": "pass"}, "good", ["logits", "texts"]),
+        (None, {"logits": "inconclusive", "texts": "pass", "answers": "regression"}, "bad", ["logits", "texts", "answers"]),
+        (None, {"logits": "inconclusive", "texts": "pass", "answers": "pass"}, "good", ["logits", "texts", "answers"]),
+        (None, {"logits": "inconclusive", "texts": "pass", "answers": "inconclusive"}, "skip", ["logits", "texts", "answers"]),
+        ("texts", {"texts": "inconclusive"}, "good", ["texts"]),
+        ("answers", {"answers": "regression"}, "bad", ["answers"]),
+    ],
+)
+def test_the_cheapest_evidence_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: Evidence | None, verdicts: dict[str, str], outcome: str, asked: list[str]
+) -> None:
+    kinds: list[str] = []
+    prober = sides_probes._Prober
+    monkeypatch.setattr(prober, "_engine", lambda *_: None)
+    monkeypatch.setattr(prober, "_ask_reference", lambda *_: None)
+    monkeypatch.setattr(prober, "_ask", lambda self, engine, plan, role, kind: kinds.append(kind))
+    monkeypatch.setattr(prober, "_judge", lambda self, plan, kind, own: (verdicts[kind], 1.0, 0.5))
+    monkeypatch.setattr(sides_probes, "running", lambda *_: nullcontext())
+    side = Side(backend="torch_native")
+    pair = SidePair(side, side.model_copy(update={"environment": {"MINE": "1"}}), (tmp_path, tmp_path))
+    made = prober(spec(), pair, tmp_path, "", quiet())
+    made.by = by
+    (tmp_path / "config.json").write_text("{}")
+    probed = made.probe(pair.differences())
+    assert (probed.outcome, kinds) == (outcome, asked)
+    assert probed.by == (asked[-1] if outcome != "skip" else None)
+    assert bool(probed.problem) == (outcome == "skip")
 
 
 def test_a_fingerprint_decides_about_what_it_knows_alone() -> None:

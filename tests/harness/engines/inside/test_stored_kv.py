@@ -196,7 +196,7 @@ def test_recorded_calls_of_the_engines_own_backends_have_their_noise_and_prefill
     serving(as_triton)
     native = replay_recorded(tmp_path / "pack", Backend.parse("triton"), "")
     assert not native.findings
-    assert "prefills beside a cache of fewer bits were compared in the shadow alone" in native.not_tested[-1]
+    assert "prefills with a cache of fewer bits were compared only in the shadow" in native.not_tested[-1]
     header, kernel = read_shadow_errors(tmp_path).headers[0], Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
     assert foreign_cause(native, "triton", _recorded_phases(header, Backend.parse("triton")), tmp_path / "pack") == ""
     assert "left out" in foreign_cause(native, "triton", _recorded_phases(header, kernel), tmp_path / "pack")
@@ -206,7 +206,7 @@ def test_a_pack_of_nothing_but_such_prefills_says_so(serving: Serving, tmp_path:
     serving(right)
     prefills = [record for record in read_pack(tmp_path / "pack") if record.call.phase == "extend"]
     monkeypatch.setattr("assay.harness.checks.replay.read_pack", lambda pack: prefills)
-    with pytest.raises(UsageError, match="only prefills beside a cache of fewer bits"):
+    with pytest.raises(UsageError, match="only prefills with a cache of fewer bits"):
         replay_recorded(tmp_path / "pack", Backend.parse("triton"), "")
 
 

@@ -18,6 +18,7 @@ REFERENCE = {
     "internal_states": [{"last_gen_throughput": 1.0}],
     "startup_time": {"load_weight": 0.18},
     "max_total_num_tokens": 100,
+    "hicache_object_layout": {"enabled": False, "page_size": 1},
     "version": "0.5.23",
 }
 GRAPHS = {"decode": {"backend": "full", "bs": [1, 2]}, "prefill": {"backend": "disabled"}}
@@ -29,6 +30,7 @@ CANDIDATE = REFERENCE | {
     "startup_time": {"load_weight": 0.19},
     "internal_states": [{"last_gen_throughput": 2.0}],
     "max_total_num_tokens": 90,
+    "hicache_object_layout": {"enabled": False, "page_size": 16},
 }
 
 
@@ -50,7 +52,8 @@ def test_arguments_are_compared_leaf_by_leaf_but_for_those_that_must_differ(chan
 
 
 def test_settled_arguments_hold_no_state() -> None:
-    assert REFERENCE.keys() - settled(REFERENCE).keys() == {"internal_states", "startup_time", "max_total_num_tokens"}
+    state = {"internal_states", "startup_time", "max_total_num_tokens", "hicache_object_layout"}
+    assert REFERENCE.keys() - settled(REFERENCE).keys() == state
     assert flat(REFERENCE)["attention_backend"] == "torch_native"
     assert "port" not in flat(REFERENCE)
 
