@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -24,7 +25,16 @@ def write_for_actions(document: doc.Document, stream: TextIO) -> None:
         stream.write(workflow_commands(document))  # GitHub parses these lines: nothing may wrap or colour them
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(to_markdown(document))
+            file.write(to_markdown(_first_part(document)))
+
+
+def _first_part(document: doc.Document) -> doc.Document:
+    """Return a run's document up to its suites, since a summary is read between others; any other document stays whole."""
+    ids = [block.id if isinstance(block, doc.Section) else "" for block in document.body]
+    if "suites" not in ids:
+        return document
+    rest = doc.Line("The page and report.md of the run have the rest.", "quiet")
+    return replace(document, body=[*document.body[: ids.index("suites") + 1], rest])
 
 
 def workflow_commands(document: doc.Document) -> str:

@@ -81,12 +81,14 @@ def test_the_next_step_is_not_the_command_that_was_just_given() -> None:
     assert any(line.startswith("Next         python -m pytest test_a.py") for line in first_screen(written))
     quick = decoded(rounded_oracle).model_copy(update={"quick": "float32", "again": "assay check --quick mine:forward"})
     (step,) = [line for line in first_screen(quick, 160) if line.startswith("Next")]
-    assert step.split()[1:4] == ["assay", "check", "mine:forward"] and "the whole matrix" in step
+    assert step.split()[1:4] == ["assay", "check", "mine:forward"]
+    assert "the whole matrix" in step
 
 
 def test_a_result_is_printed_as_one_line() -> None:
     result = decoded(rounded_oracle)
-    assert str(result) == repr(result) and str(result).startswith("<KernelResult pass")
+    assert str(result) == repr(result)
+    assert str(result).startswith("<KernelResult pass")
 
 
 def test_a_pass_has_at_most_five_lines_and_no_verdict_begins_with_what_is_missing() -> None:
