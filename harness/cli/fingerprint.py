@@ -89,6 +89,7 @@ def _of_side(side: Side, device: Device, files: bool, timeout_s: float) -> Finge
     from assay.harness.extras import require
     from assay.harness.run.fingerprints import of_files, of_side
 
-    require("serve", "assay fingerprint")
+    if not files:
+        require("serve", "assay fingerprint")
     with progress() as display, display.waiting(f"reading {side.model}" if files else f"loading {side.model}"):
         return of_files(side, timeout_s) if files else of_side(side, device, timeout_s)
