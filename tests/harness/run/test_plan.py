@@ -24,9 +24,9 @@ def test_packages_that_only_the_report_needs_are_missed_before_a_server_starts(m
 @pytest.mark.parametrize(
     ("name", "version", "said"),
     [
-        ("torch", "2.5.1+cu124", r"torch>=2\.6 \(2\.5\.1\+cu124 is here\)"),
-        ("scipy", "1.9", r"scipy>=1\.14 \(1\.9 is here\)"),
-        ("httpx-aiohttp", "0.1.0", r"httpx-aiohttp>=.* \(0\.1\.0 is here\)"),
+        ("torch", "2.5.1+cu124", r"torch>=2\.6 \(2\.5\.1\+cu124 is installed\)"),
+        ("scipy", "1.9", r"scipy>=1\.14 \(1\.9 is installed\)"),
+        ("httpx-aiohttp", "0.1.0", r"httpx-aiohttp>=.* \(0\.1\.0 is installed\)"),
     ],
 )
 def test_a_package_that_is_too_old_is_found_before_a_server_starts_and_by_the_doctor(
