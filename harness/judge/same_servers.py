@@ -89,7 +89,7 @@ def _compare_servers(
     diff = _compare_served(fingerprints)
     if diff is not None and diff.undeclared:
         # Another model or environment may bring what nobody named. That is no pass, and does not excuse what is worse.
-        brought = not {"model", "interpreter"}.isdisjoint(asked)
+        brought = not {"model", "interpreter", "packages"}.isdisjoint(asked)
         said = [difference.says for difference in diff.undeclared]
         return "missing" if brought else "failed", state("served-otherwise", said=said)
     if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,25 @@ def test_two_models_of_a_run_may_have_most_weights_in_common() -> None:
             "candidate": served("candidate", weights=merged).model_copy(update={"model": model}),
         }
         assert rules.check_same_servers(SPEC.sides, PAIR, {}, sides).status == status
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"packages": ("transformers==5.3",)}, "missing"),
+        ({"interpreter": "/env/bin/python"}, "missing"),
+        ({"model": "other"}, "missing"),
+        ({"flags": ("--page-size=16",)}, "failed"),
+    ],
+)
+def test_what_an_environment_or_a_model_brings_does_not_excuse_a_shown_loss(changed: dict[str, Any], status: str) -> None:
+    """A failed check makes a regression inconclusive; a missing one only forbids a pass."""
+    reference = Side(backend="triton")
+    spec = RunSpec(reference=reference, candidate=reference.model_copy(update=changed))
+    servers = {role: server("triton", role=role) for role in ROLES}
+    sides = {role: served(role, tokens=Tokens(bare={"a": (id_,)})) for role, id_ in zip(ROLES, (1, 2), strict=True)}
+    check = rules.check_same_servers(spec.sides, servers, {}, sides)
+    assert (check.status, check.outcome.id) == (status, "served-otherwise")
 
 
 def test_hidden_values_are_not_taken_for_the_same() -> None:
