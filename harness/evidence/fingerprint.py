@@ -199,7 +199,7 @@ class Fingerprint(RunRecord):
     environment: dict[str, str] | None = None
     packages: dict[str, str] | None = None
     hardware: dict[str, str] | None = None
-    folder: tuple[FolderNote, ...] = ()
+    folder: tuple[FolderNote, ...] | None = None
     not_observed: dict[str, str] = Field(default_factory=dict)
     seconds: dict[str, float] = Field(default_factory=dict)
 

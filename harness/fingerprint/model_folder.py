@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import FolderNote
 from assay.harness.fingerprint.checkpoint import stored_rows
 from assay.harness.reading import reading, whole_file
@@ -34,23 +33,22 @@ def folder_notes(model: Path) -> tuple[FolderNote, ...]:
     """Hold the files of a model folder against each other.
 
     Returns:
-        What they contradict each other in, and the settings that requests get without asking; nothing for a folder that cannot be
-        read.
+        What they contradict each other in, and the settings that requests get without asking.
+
+    Raises:
+        EvidenceError: a file cannot be read, or is not what its name says.
     """
-    try:
+    with reading(model, "model folder"):
         config, generation, tokenizer = (
             _read(model / name) for name in ("config.json", "generation_config.json", "tokenizer_config.json")
         )
-        notes = [
+        return (
             *_head(model, config),
             *_yarn(config),
             *_ends(_read(model / "tokenizer.json"), tokenizer, generation or config),
             *_templates(model / "chat_template.jinja", tokenizer),
             *_sampling(generation),
-        ]
-    except (EvidenceError, ValueError, TypeError, AttributeError):
-        return ()
-    return tuple(notes)
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:

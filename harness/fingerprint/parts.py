@@ -74,8 +74,8 @@ class Difference(Part):
 
 # Faults of one fingerprint
 
-JUDGED = ("tokens", "rope", "weights")
-"""The parts that `faults` judges, next to the folder."""
+JUDGED = ("tokens", "rope", "weights", "folder")
+"""The parts that `faults` judges: those of a server, and the files of its model's folder."""
 
 
 def faults(fingerprint: Fingerprint) -> list[Difference]:
@@ -90,7 +90,7 @@ def faults(fingerprint: Fingerprint) -> list[Difference]:
                 says=note.says,
                 outputs=note.changes_outputs,
             )
-            for note in fingerprint.folder
+            for note in fingerprint.folder or ()
         ),
     ]
 

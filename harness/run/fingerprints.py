@@ -24,7 +24,7 @@ from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.served_fingerprint import chats_of
 from assay.harness.errors import EngineError, EvidenceError
-from assay.harness.evidence.fingerprint import PARTS, Fingerprint, RopeTable, Tokens
+from assay.harness.evidence.fingerprint import PARTS, Fingerprint, FolderNote, RopeTable, Tokens
 from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.facts import PACKAGES, variables
@@ -76,7 +76,7 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
         )
     made = Fingerprint.model_validate_json(printed)
     update: dict[str, Any] = {"model": side.model, "asked": dict(settings(without_secrets(side)))}
-    update |= {"ignored": ignored_of(model, side), "folder": folder_notes(model)}
+    update |= {"ignored": ignored_of(model, side), "folder": _notes(model)}
     if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
         with suppress(EvidenceError):  # too large, or in another format: it is then compared only with other servers
             update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
@@ -117,12 +117,19 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
         engine=f"transformers {read.get('packages', {}).get('transformers', 'not installed')}",
         model=side.model,
         asked=dict(settings(without_secrets(side))),
-        folder=folder_notes(model),
+        folder=_notes(model),
         environment=variables({**os.environ, **side.environment}),
         not_observed={**dict.fromkeys(_absent(read), "read from files, without a server"), **missing},
         seconds=seconds,
         **read,
     )
+
+
+def _notes(model: Path) -> tuple[FolderNote, ...] | None:
+    """Return what the files of a folder contradict each other in, or None if they cannot be read."""
+    with suppress(EvidenceError):
+        return folder_notes(model)
+    return None
 
 
 def _absent(observed: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from assay.harness.engines.model import TINY_MODEL as SOURCE
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.model_folder import folder_notes
@@ -64,12 +65,11 @@ def test_settings_that_a_request_gets_are_said_by_value(tmp_path: Path) -> None:
     assert "sets temperature 0.6, top_p 0.95:" in note.says
 
 
-def test_a_folder_that_cannot_be_read_contradicts_nothing(tmp_path: Path) -> None:
-    assert folder_notes(tmp_path) == ()
-    (tmp_path / "config.json").write_text("[")
-    assert folder_notes(tmp_path) == ()
-    (tmp_path / "config.json").write_text('{"rope_parameters": 3, "tie_word_embeddings": true}')
-    assert folder_notes(tmp_path) == ()
+@pytest.mark.parametrize("config", ["[", '{"rope_parameters": 3, "tie_word_embeddings": true}'])
+def test_a_folder_that_cannot_be_read_is_not_said_to_agree(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(EvidenceError):
+        folder_notes(tmp_path)
 
 
 def test_a_contradiction_of_one_side_alone_counts(tmp_path: Path) -> None:
