@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -13,7 +14,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
@@ -105,6 +106,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+_LARGE_BYTES = 1 << 30
+_PROCESS, _LIBC = psutil.Process(), ctypes.CDLL(None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Give memory back after a test: the C library keeps that of thousands of freed tensors, after one check 2.2 of 2.8 GB."""
+    result = yield
+    if _PROCESS.memory_info().rss > _LARGE_BYTES and hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+    return result
+
+
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Empty what a module of tests has cached when its last test has run: a fork of a process of gigabytes takes half a second."""
     module = item.getparent(pytest.Module)
@@ -129,7 +143,7 @@ class SharedResults:
         def shared(*arguments: Any) -> Any:
             key = (function, *map(contents, arguments))
             if key not in self._kept:
-                found = function(*arguments)
+                found = compact(function(*arguments))
                 parts = vars(found).values() if is_dataclass(found) else [found]
                 size = sum(part.nbytes for part in parts if isinstance(part, Tensor))
                 self._kept[key] = (found, size)
@@ -142,6 +156,17 @@ class SharedResults:
             return found
 
         return shared
+
+
+def compact(value: Any) -> Any:
+    """The value with tensors of their own: a view would keep the whole memory that it is a part of."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {part.name: compact(getattr(value, part.name)) for part in fields(value) if part.init}
+        changed = {name: part for name, part in own.items() if part is not getattr(value, name)}
+        return replace(value, **changed) if changed else value
+    return value
 
 
 def contents(value: Any) -> object:

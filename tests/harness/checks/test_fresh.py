@@ -27,12 +27,6 @@ CALLS = [
 LAST = CALLS[-1]
 
 
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks of a test process, which is large, take many times the CPU time of those of a command."""
-    monkeypatch.setattr("assay.harness.checks.fresh._SECONDS", 120.0)
-
-
 def fresh(kernel: Kernel) -> _Fresh:
     return _Fresh("", kernel, declaration(kernel), "cpu")
 
