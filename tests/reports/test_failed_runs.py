@@ -13,8 +13,8 @@ import pytest
 from junitparser import JUnitXml
 from rich.console import Console
 
+from assay.harness.engines.failures import ended
 from assay.harness.engines.process import _telling_lines
-from assay.harness.engines.sglang.failures import ended
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.report import Report
 from assay.reports import junit, markdown, page

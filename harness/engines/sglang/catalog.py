@@ -13,6 +13,7 @@ from pathlib import Path
 from assay.harness.attention.noise import BESIDE_FP8, family
 from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import URL_FORM, Backend, is_server_url
+from assay.harness.engines.sglang.profile import PROFILE
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline
 from assay.harness.extras import meets
@@ -21,8 +22,7 @@ from assay.harness.text import did_you_mean
 
 # SGLang's own backends that compute prefill separately on cached and on new keys, and merge both in the model's dtype.
 _MERGE_THE_PREFIX = ("flashinfer",)
-# The oldest version of SGLang that assay is tested with.
-MIN_SGLANG = "0.5.17"
+MIN_SGLANG = PROFILE.oldest
 # Where SGLang keeps its list: from 0.5.18 on, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 

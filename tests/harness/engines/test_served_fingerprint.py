@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from assay.evals.probe_texts import CHATS
+from assay.harness.engines import served_fingerprint
 from assay.harness.engines.inside.control import read_setting
-from assay.harness.engines.sglang import served_fingerprint
-from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
+from assay.harness.engines.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 

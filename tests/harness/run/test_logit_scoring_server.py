@@ -14,8 +14,8 @@ from rich.console import Console
 from assay.evals.questions import prompt_hash
 from assay.evals.synthetic import BUILTIN_SEED, questions
 from assay.harness.engines.base import ChatRequest
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.score import score
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.logit_files import logits_path, read_logits

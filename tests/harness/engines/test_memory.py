@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines.sglang import memory
-from assay.harness.engines.sglang.memory import GIB, available_bytes, hold_both, mem_fraction, model_bytes
+from assay.harness.engines import memory
+from assay.harness.engines.memory import GIB, available_bytes, hold_both, mem_fraction, model_bytes
 from assay.harness.errors import UsageError
 
 TINY = 8 * 1024**2

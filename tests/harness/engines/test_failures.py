@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines.sglang.failures import CAUSES, ended, read
+from assay.harness.engines.failures import CAUSES, ended, read
 
 LOGS = Path(__file__).parents[3] / "data" / "server_failures"
 EXPECTED = tomllib.loads((LOGS / "expected.toml").read_text())
