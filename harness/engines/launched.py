@@ -44,12 +44,10 @@ class LaunchedServer(Engine):
         launch: how it is started.
         essential: the beginning of the names of its processes that must not end before the server does.
         parts: the plain names of these processes, which follow `essential`.
-        key_variable: the environment variable that holds the key which the server asks of its clients.
     """
 
     essential: ClassVar[str]
     parts: ClassVar[tuple[str, ...]] = ()
-    key_variable: ClassVar[str] = API_KEY
 
     def __init__(self, launch: Launch) -> None:
         self.url = ""
@@ -99,7 +97,7 @@ class LaunchedServer(Engine):
         with self._lock:
             try:
                 # The key is not in the launch command, which reports show.
-                environment = {**os.environ, **ours, self.key_variable: self._key}
+                environment = {**os.environ, **ours, API_KEY: self._key}
                 self._process = ServerProcess(argv, environment, self.launch.evidence, self.launch.log, self._key)
             except OSError as error:
                 raise EvidenceError(

@@ -30,7 +30,6 @@ class VLLMServer(LaunchedServer):
 
     essential = "VLLM::"  # the titles of its engine and its workers
     parts = ("EngineCore", "Worker")
-    key_variable = "VLLM_API_KEY"
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
