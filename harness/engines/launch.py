@@ -1,6 +1,6 @@
 """The launch of a server, whatever its engine: `Launch`, and what the command lines and environments of all engines share.
 
-`assay.harness.engines.registry.launching` has each engine's own command line and environment.
+`launching` finds each engine's own command line and environment.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, cast
 
 from assay.harness.backend import Backend
+from assay.harness.engines import registry
 from assay.harness.engines.environments import room
 from assay.harness.engines.inside.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.errors import UsageError
@@ -67,6 +69,24 @@ class Launch:
 
     def __post_init__(self) -> None:
         check_engine_args(self.engine, self.engine_args)
+
+
+class Launching(Protocol):
+    """``launch``: the command line and the environment of a server."""
+
+    CHUNK_FLAG: str
+    """The flag for the most tokens that are prefilled at once."""
+
+    def command(self, launch: Launch, port: int, name: str, /) -> list[str]:
+        """Return the command line; ``name`` is the model name that the server answers to."""
+
+    def settings(self, launch: Launch, inherited: Mapping[str, str], /) -> dict[str, str]:
+        """Return the environment variables that assay sets, in addition to those ``inherited``."""
+
+
+def launching(engine: Engine) -> Launching:
+    """Return the module with the command line of an engine's server."""
+    return cast(Launching, registry.module(engine, "launch"))
 
 
 def check_engine_args(engine: Engine, engine_args: Sequence[str]) -> None:

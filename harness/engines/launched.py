@@ -1,6 +1,6 @@
 """A server that assay starts and stops, whatever its engine: proven to be the one that answers, and watched until its end.
 
-An engine's own server (`assay.harness.engines.registry.server`) adds what differs: what it tells about itself, how tokens are
+An engine's own server (`server`) adds what differs: what it tells about itself, how tokens are
 scored, and how its cache is emptied.
 """
 
@@ -13,13 +13,13 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from assay.harness.engines import failures, registry
 from assay.harness.engines.base import Engine
 from assay.harness.engines.client import Client
 from assay.harness.engines.inside.control import API_KEY
-from assay.harness.engines.launch import HOST, Launch, shell_line
+from assay.harness.engines.launch import HOST, Launch, launching, shell_line
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.envelope import EngineLimits
@@ -89,9 +89,9 @@ class LaunchedServer(Engine):
 
     def _start_on(self, port: int) -> None:
         self._name, self._key = f"assay-{self.role}-{secrets.token_hex(4)}", secrets.token_hex(24)
-        launching = registry.launching(self.kind)
-        argv = launching.command(self.launch, port, self._name)
-        ours = launching.settings(self.launch, os.environ)
+        own = launching(self.kind)
+        argv = own.command(self.launch, port, self._name)
+        ours = own.settings(self.launch, os.environ)
         self.url, self.launch_command = f"http://{HOST}:{port}", shell_line(ours, argv)
         self.startup_s, started = None, time.monotonic()
         with self._lock:
@@ -212,6 +212,11 @@ class LaunchedServer(Engine):
 
     def limits(self, context: int) -> EngineLimits | None:
         return registry.arguments(self.kind).limits_of(self.arguments(), context)
+
+
+def server(launch: Launch) -> LaunchedServer:
+    """Make a server of the engine that a launch names, without starting it."""
+    return cast(LaunchedServer, registry.module(launch.engine, "server").SERVER(launch))
 
 
 def _free_port() -> int:

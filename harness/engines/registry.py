@@ -2,6 +2,7 @@
 
 An engine is a package of `assay.harness.engines` with the modules that the protocols below describe; `assay.harness.sides.ENGINES`
 lists them. Nothing outside the packages names an engine's module, so another engine touches its own package and that list.
+`assay.harness.engines.launch.launching` and `assay.harness.engines.launched.server` find the modules that start a server.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from assay.harness.sides import Engine
 
 if TYPE_CHECKING:
     from assay.harness.engines.failures import Cause
-    from assay.harness.engines.launch import Launch
-    from assay.harness.engines.launched import LaunchedServer
 
 
 class Arguments(Protocol):
@@ -66,42 +65,19 @@ class Failures(Protocol):
     CAUSES: tuple[Cause, ...]
 
 
-class Launching(Protocol):
-    """``launch``: the command line and the environment of a server."""
-
-    CHUNK_FLAG: str
-    """The flag for the most tokens that are prefilled at once."""
-
-    def command(self, launch: Launch, port: int, name: str, /) -> list[str]:
-        """Return the command line; ``name`` is the model name that the server answers to."""
-
-    def settings(self, launch: Launch, inherited: Mapping[str, str], /) -> dict[str, str]:
-        """Return the environment variables that assay sets, in addition to those ``inherited``."""
-
-
 def arguments(engine: Engine) -> Arguments:
     """Return the module with an engine's arguments."""
-    return cast(Arguments, _module(engine, "arguments"))
+    return cast(Arguments, module(engine, "arguments"))
 
 
 def catalog(engine: Engine) -> Catalog:
     """Return the module with an engine's attention backends."""
-    return cast(Catalog, _module(engine, "catalog"))
+    return cast(Catalog, module(engine, "catalog"))
 
 
 def failures(engine: Engine) -> Failures:
     """Return the module with the causes of failures of an engine."""
-    return cast(Failures, _module(engine, "failures"))
-
-
-def launching(engine: Engine) -> Launching:
-    """Return the module with the command line of an engine's server."""
-    return cast(Launching, _module(engine, "launch"))
-
-
-def server(launch: Launch) -> LaunchedServer:
-    """Make a server of the engine that a launch names, without starting it."""
-    return cast("LaunchedServer", _module(launch.engine, "server").SERVER(launch))
+    return cast(Failures, module(engine, "failures"))
 
 
 def fingerprint_module(engine: Engine) -> str:
@@ -109,5 +85,6 @@ def fingerprint_module(engine: Engine) -> str:
     return f"assay.harness.engines.{engine}.fingerprint_process"
 
 
-def _module(engine: Engine, name: str) -> Any:
+def module(engine: Engine, name: str) -> Any:
+    """Import a module of an engine's package."""
     return import_module(f"assay.harness.engines.{engine}.{name}")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from assay.evals.loads import CHUNK, Shape, check_fit, prefix, prompts, shapes_of
 from assay.harness.config import BENCH_FLAGS, RunSpec
-from assay.harness.engines import registry
 from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.engines.client import Client
+from assay.harness.engines.launch import launching
 from assay.harness.engines.model import model_shape
 from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.run_file import RUN
@@ -160,7 +160,7 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
 
 
 def _chunk(side: Side, device: Device) -> tuple[str, ...]:
-    return (f"{registry.launching(side.engine).CHUNK_FLAG}={CHUNK[device]}",)
+    return (f"{launching(side.engine).CHUNK_FLAG}={CHUNK[device]}",)
 
 
 def _measure_servers(

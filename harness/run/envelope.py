@@ -13,6 +13,7 @@ from assay.evals.envelope_load import BATCH, DEPTH, Load, LoadRequest, Wave, env
 from assay.evals.questions import prompt_hash
 from assay.harness.engines import registry
 from assay.harness.engines.base import Engine
+from assay.harness.engines.launch import launching
 from assay.harness.engines.model import model_shape
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
 from assay.harness.evidence.folder import RunFolder
@@ -38,7 +39,7 @@ def chunk_argument(plan: Plan, engine: EngineName) -> tuple[str, ...]:
     Otherwise a server's chunk may be longer than any prompt that the load can afford, and chunked prefill would never occur.
     """
     length = longest(plan.spec.policy.envelope_tokens, model_shape(plan.model).context, DEPTH[plan.spec.device])
-    return (f"{registry.launching(engine).CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
+    return (f"{launching(engine).CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
 
 
 def drive_envelope(

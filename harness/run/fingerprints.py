@@ -19,7 +19,7 @@ from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import EVIDENCE
-from assay.harness.engines.launch import Launch
+from assay.harness.engines.launch import Launch, launching
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.served_fingerprint import chats_of
@@ -52,7 +52,7 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
     model = resolve_model(side.model, side.flags)
     with tempfile.TemporaryDirectory(prefix="assay-fingerprint-") as temporary:
         folder = Path(temporary)
-        launching = registry.launching(side.engine)
+        own = launching(side.engine)
         started = Launch(
             engine=side.engine,
             role="candidate",
@@ -69,8 +69,8 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             extra=side.environment,
             interpreter=python_of(side),
         )
-        python, _, _, *flags = launching.command(started, 0, "fingerprint")
-        environment = {**os.environ, **launching.settings(started, os.environ)}
+        python, _, _, *flags = own.command(started, 0, "fingerprint")
+        environment = {**os.environ, **own.settings(started, os.environ)}
         del environment[EVIDENCE]
         printed = _printed(
             [python, "-m", registry.fingerprint_module(side.engine), *flags], environment, folder, timeout_s,

@@ -11,12 +11,13 @@ from typing import Any
 
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
-from assay.harness.engines import memory, registry
+from assay.harness.engines import memory
 from assay.harness.engines.arguments import differences
 from assay.harness.engines.base import Engine, start_together
 from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import CONTROL, FAULTS
 from assay.harness.engines.launch import Launch
+from assay.harness.engines.launched import server
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.errors import UsageError
 from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
@@ -54,7 +55,7 @@ def make_engine(
     spec, side, backend = plan.spec, side or plan.spec.sides[role], plan.backend(role)
     if backend.is_url:
         return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout, model=side.model)
-    return registry.server(
+    return server(
         Launch(
             engine=side.engine,
             role=role,

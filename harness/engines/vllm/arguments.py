@@ -12,7 +12,7 @@ from assay.harness.evidence.envelope import EngineLimits
 _OF_ONE = frozenset({
     "instance_id", "served_model_name", "compilation_time", "encoder_compilation_time", "traced_files", "static_forward_context",
     "enabled_custom_ops", "disabled_custom_ops", "local_cache_dir", "cache_dir", "debug_dump_path", "num_gpu_blocks",
-    "kv_cache_size_tokens", "kv_cache_max_concurrency", "hf_token",
+    "kv_cache_size_tokens", "kv_cache_max_concurrency", "effective_attention_block_size", "hf_token",
 })  # fmt: skip
 _ADDRESS = ("_port", "_port_list", "_ip", "_addr")
 # Sections that change no number and that nobody compares.

@@ -40,6 +40,6 @@ PROFILE = EngineProfile(
         ("--kv-cache-dtype", "fp8_e5m2"): "fp8_e5m2_kv",
     },
     # Three processes take 1.5 GB with 128 MiB of KV cache (measured, 0.32.0). bf16 weights become fp32 (twice the bytes), and
-    # linear ones exist twice: repacked for oneDNN, and as loaded, which `assay.harness.engines.vllm.worker` keeps for the fingerprint.
+    # linear ones exist twice: repacked for oneDNN, and as loaded, which `worker` keeps for the fingerprint.
     memory=MemoryProfile(2 * 2**30, 4.0, "--gpu-memory-utilization", 0.40),
 )  # fmt: skip

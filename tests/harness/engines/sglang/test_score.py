@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.harness.engines.sglang.score import generate, score
+from assay.harness.engines.generation import generate
+from assay.harness.engines.sglang.score import score
 from assay.harness.errors import EngineError
 
 IDS = (0, 2, 45, 46, 13, 916)
@@ -41,7 +42,7 @@ CHAT: dict[str, Any] = {
 class Canned:
     """Returns one prepared reply."""
 
-    who = "the reference server (triton)"
+    who, kind = "the reference server (triton)", "sglang"
 
     def __init__(self, reply: Any) -> None:
         self.reply = reply
