@@ -19,6 +19,8 @@ from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 class Server:
     """A server of which `ranks` processes write their fingerprint, and which has ended if `dead`."""
 
+    kind = "sglang"
+
     def __init__(self, folder: Path, ranks: int, dead: bool = False) -> None:
         self.folder, self.ranks, self.dead = folder, ranks, dead
 
