@@ -38,6 +38,11 @@ MIN_PYTHON = (3, 11)
 _INSIDE = ("numpy", "pydantic", "safetensors", "torch")
 OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
 """The form "transformers @ /envs/new/bin/python": the package as another environment has it."""
+# The entry points by which each engine loads assay's plugin.
+_PLUGINS = {
+    "sglang.srt.plugins": "assay.harness.engines.sglang.plugin:register",
+    "vllm.general_plugins": "assay.harness.engines.vllm.plugin:register",
+}
 _RECORD, _PARENT = "environment.json", "parent.pth"
 _LOOK = """
 import importlib.metadata as metadata, importlib.util as util, json, os, re, site, sys
@@ -208,11 +213,13 @@ def room() -> Path:
 
 
 def _entry_points() -> str:
-    """Return the entry points of the running assay, in the form of ``entry_points.txt``."""
+    """Return the entry points of the running assay, in the form of ``entry_points.txt``, with the plugins of all engines."""
     try:
-        return importlib.metadata.distribution(DISTRIBUTION).read_text("entry_points.txt") or ""
+        own = importlib.metadata.distribution(DISTRIBUTION).read_text("entry_points.txt") or ""
     except importlib.metadata.PackageNotFoundError:  # a clone on the path; a server needs only its plugin
-        return "[sglang.srt.plugins]\nassay = assay.harness.engines.sglang.plugin:register\n"
+        own = ""
+    added = [f"\n[{group}]\nassay = {plugin}\n" for group, plugin in _PLUGINS.items() if f"[{group}]" not in own]
+    return own + "".join(added)
 
 
 def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str:

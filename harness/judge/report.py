@@ -275,7 +275,7 @@ class EnvelopeResult(Part):
     )
     operations: tuple[str, ...] = Field(
         (),
-        description='operations of the model\'s layers as the server names them, such as "attention"; empty if unknown',
+        description='operations of the model\'s layers, such as "attention", or empty if no server reported them',
     )
     limits: EngineLimits
     compared: dict[str, dict[str, Ranges]] = Field(
