@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from assay.harness.backend import Backend
 from assay.harness.engines import registry
-from assay.harness.engines.environments import room
+from assay.harness.engines.environments import python_path
 from assay.harness.engines.inside.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.errors import UsageError
 from assay.harness.sides import Device, Engine, Role, hide, hide_flags, profile_of
@@ -124,7 +124,7 @@ def common_settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, s
     inherited = {**inherited, **launch.extra}
     settings = kernel_settings(inherited)
     if launch.interpreter:  # its environment may have no assay, or another one
-        settings["PYTHONPATH"] = f"{room()}:{settings['PYTHONPATH']}"
+        settings["PYTHONPATH"] = python_path(launch.interpreter, settings["PYTHONPATH"])
     no_proxy = ",".join(filter(None, [inherited.get("no_proxy") or inherited.get("NO_PROXY"), HOST, "localhost"]))
     ours = {
         **settings,
