@@ -31,6 +31,8 @@ from assay.harness.attention.call import CallSpec
 from assay.harness.extras import DISTRIBUTION, require
 
 if TYPE_CHECKING:
+    from assay.harness.attention.call import Kernel
+    from assay.harness.attention.matrix import Case
     from assay.harness.engines.base import Engine
     from assay.harness.evidence.bench_folder import BenchFolder
     from assay.harness.evidence.folder import RunFolder
@@ -76,9 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without a GPU, leave out what needs one; where kernels are compiled, what needs the interpreter. Mark what is slow.
 
-    Tests with servers come first: they take longest, and the first of the workers, which has them all, starts one pair.
+    Tests with servers come first: they take longest, and the first of the workers, which has them all, starts one pair. Those that
+    import SGLang follow, so that one worker does.
     """
-    items.sort(key=lambda item: item.get_closest_marker("server") is None)
+    markers = ("server", "sglang")
+    items.sort(key=lambda item: next((at for at, name in enumerate(markers) if item.get_closest_marker(name)), len(markers)))
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("few"):
@@ -221,7 +225,6 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Calls beyond the design stay, since each of them is the only one of its kind.
     """
-    from assay.harness.attention.matrix import Case
     from assay.harness.checks import kernel_matrix
 
     whole = kernel_matrix.matrix_of
@@ -231,6 +234,19 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (kernel_matrix, importlib.import_module("assay.harness.checks.check")):
         monkeypatch.setattr(module, "matrix_of", thin)
+
+
+@pytest.fixture(scope="session")
+def failing_cases() -> Callable[[Kernel, Sequence[Case]], set[str]]:
+    """A function that returns the names of the cases on which a kernel is out of bounds: what `check` reports and then explains."""
+    from assay.harness.localize.guard import Guard, run_calls
+
+    def failing(kernel: Kernel, cases: Sequence[Case]) -> set[str]:
+        calls = {id(call): (case.name, call) for case in cases for call in [case.make()]}
+        run = run_calls(Guard(kernel), [call for _, call in calls.values()], repeats=0)
+        return {calls[id(result.call)][0] for result in run.results if result.fails}
+
+    return failing
 
 
 @pytest.fixture(scope="session", autouse=True)
