@@ -28,7 +28,7 @@ from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.source import source_hashes
 from assay.harness.checks import kernel_jobs
-from assay.harness.checks.check import check
+from assay.harness.checks.check import check as check_repeatedly
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.pack import Source
@@ -36,6 +36,7 @@ from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import run_calls
 from assay.harness.localize.kernel_runs import measure
 
+check = partial(check_repeatedly, calls=0, repeats=0)
 FailingCases = Callable[[Kernel, Sequence[Case]], set[str]]
 SDPA = "torch.nn.functional:scaled_dot_product_attention"
 OF_FLASH_ATTN = ("window", "softcap", "lse", "padding", "not_causal")
@@ -209,7 +210,7 @@ def some_cases(name: str, feature: str = "") -> list[Case]:
 
 
 def test_sdpa_passes_a_check_of_some_calls() -> None:
-    result = check(SDPA, cases=some_cases(SDPA), calls=0)
+    result = check(SDPA, cases=some_cases(SDPA))
     assert (result.failing, result.findings, result.refused) == ((), (), ())
 
 
@@ -343,7 +344,7 @@ def of_stored(kernel: Any) -> list[Case]:
 
 def test_forms_that_a_signature_has_no_place_for_are_not_covered_and_forbid_no_pass() -> None:
     kernel = kernels.load(PAGED_DECODE)
-    result = check(PAGED_DECODE, cases=of_stored(kernel), calls=0)
+    result = check(PAGED_DECODE, cases=of_stored(kernel))
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     assert {"K and V in e4m3 per tensor", "K and V in e5m2 per tensor"} <= {*result.coverage.values["asked for"]}
     gaps = [gap.what for gap in result.coverage.gaps if not gap.why]
@@ -470,7 +471,7 @@ def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passe
     declared = declaration(kernels.load(name))
     every = cases(dtypes=[torch.float32], declared=declared)
     assert len(every) == len(cases(dtypes=[torch.float32], declared=replace(declared, ways=())))
-    result = check(name, cases=every[::19], calls=0)
+    result = check(name, cases=every[::19])
     assert (result.exit_code, result.failing, result.findings) == (ExitCode.PASS, (), ())
     assert 0 < result.coverage.lses < result.computed
 
@@ -501,7 +502,7 @@ def test_a_function_meets_each_size_of_pages_that_it_takes_and_one_that_it_refus
             raise RuntimeError(f"page size must be {usual}")
         return function(*args, **passed)
 
-    result = check(kernels.taking_calls("refusing", refusing), cases=some, calls=0)
+    result = check(kernels.taking_calls("refusing", refusing), cases=some)
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     assert f"with block table: pages of {other} tokens" in [gap.what for gap in result.coverage.gaps]
     assert f"pages of {other} tokens" not in result.coverage.values["with block table"]
@@ -514,7 +515,7 @@ def test_the_matrix_of_a_runs_model_is_called_as_engines_call_it() -> None:
 
 
 def test_parameters_that_no_call_passes_are_listed_as_not_covered() -> None:
-    [gap] = [gap for gap in check(FORK, cases=some_cases(FORK), calls=0).coverage.gaps if "alibi_slopes" in gap.what]
+    [gap] = [gap for gap in check(FORK, cases=some_cases(FORK)).coverage.gaps if "alibi_slopes" in gap.what]
     assert {"deterministic", "scheduler_metadata", "mask_mod"} < set(gap.what.removeprefix("parameters ").split(", "))
     assert not {"out", "block_table", "softmax_scale", "seqused_k", "return_softmax_lse"} & set(gap.what.split(", "))
     assert gap.why == "no call passes them"
@@ -528,7 +529,7 @@ def test_a_way_that_a_function_says_it_lacks_is_a_gap_and_not_a_fault() -> None:
         )
 
     kernel = kernels.taking_calls("mine", mine)
-    result = check(kernel, cases=cases(dtypes=[torch.float32], declared=declaration(kernel))[::9], calls=0)
+    result = check(kernel, cases=cases(dtypes=[torch.float32], declared=declaration(kernel))[::9])
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     whys = {gap.what: gap.why for gap in result.coverage.gaps if gap.what.startswith("with block table: ")}
     assert whys == dict.fromkeys((f"with block table: pages of {n} tokens" for n in (256, 512)), "paged KV not supported on SM 8.0")

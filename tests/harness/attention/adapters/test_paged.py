@@ -66,7 +66,7 @@ def some_cases(kernel: Kernel, step: int) -> list[Case]:
 
 def checked(function: Any, step: int) -> KernelResult:
     kernel = kernels.taking_calls("mine", function)
-    return check(kernel, cases=some_cases(kernel, step), calls=0, read_out=0)
+    return check(kernel, cases=some_cases(kernel, step), calls=0, read_out=0, repeats=0)
 
 
 @pytest.mark.parametrize(("function", "phases"), [(plain, 1), (as_flash_attention, 1), (as_vllm, 1), (packed, 2)])
