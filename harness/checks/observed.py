@@ -62,7 +62,7 @@ class Reader:
 
     Args:
         seconds: most time for each kernel, or 0 for no read-outs.
-        known: ids of bugs of which a kernel was read already. Where it has no other, it is not read again.
+        known: ids of bugs that an earlier read-out explained. A kernel that has no other is not read again.
 
     Attributes:
         last: the last read-out, without its samples, or None if there is none.
