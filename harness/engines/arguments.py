@@ -58,15 +58,15 @@ def plain(name: str, value: Any) -> Any:
 
 def leaves(arguments: Mapping[str, Any], without: Collection[str] = (), prefix: str = "") -> dict[str, str]:
     """Return arguments leaf by leaf, named with dots; `without` names those of the first level that are left out."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in arguments.items():
         if not prefix and key in without:
             continue
         if isinstance(value, Mapping) and value:
-            found |= leaves(value, (), f"{prefix}{key}.")
+            flat |= leaves(value, (), f"{prefix}{key}.")
         else:
             shown = plain(key, value)
-            found[f"{prefix}{key}"] = (
+            flat[f"{prefix}{key}"] = (
                 shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True, default=str)
             )
-    return found
+    return flat
