@@ -16,6 +16,9 @@ from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused,
 from assay.harness.engines.vllm.engine_call import VLLMCall
 from assay.harness.engines.vllm.kv_pages import located
 
+# The module of vLLM's ``forward_mha`` that makes K and V of the new tokens. AMX_MLA has another one, on bfloat16 with Intel's AMX.
+_COMMON = "vllm.model_executor.layers.attention.mla_attention"
+
 
 @dataclass
 class LatentCall(VLLMCall):
@@ -41,6 +44,12 @@ class LatentCall(VLLMCall):
         return self._decode(spec, who) if self.phase == "decode" else self._extend(spec, who)
 
     def _extend(self, spec: CallSpec, who: str) -> AttentionCall:
+        own = type(self.attention.impl).forward_mha
+        if own.__module__ != _COMMON:
+            raise KernelRefused(
+                f"{own.__qualname__} attends to latents and projects them in one function, in layer {spec.layer}, so what its "
+                f"attention returns is not known and {who} cannot serve it"
+            )
         if any(self.part.prefix) or self.k is None or self.v is None:
             raise KernelRefused(
                 f"layer {spec.layer} attends to cached and to new keys in parts that are merged later, so {who} cannot serve it"
