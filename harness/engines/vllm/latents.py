@@ -44,11 +44,10 @@ class LatentCall(VLLMCall):
         return self._decode(spec, who) if self.phase == "decode" else self._extend(spec, who)
 
     def _extend(self, spec: CallSpec, who: str) -> AttentionCall:
-        own = type(self.attention.impl).forward_mha
-        if own.__module__ != _COMMON:
+        if not makes_keys(self.attention.impl):
             raise KernelRefused(
-                f"{own.__qualname__} attends to latents and projects them in one function, in layer {spec.layer}, so what its "
-                f"attention returns is not known and {who} cannot serve it"
+                f"{type(self.attention.impl).__name__} attends to latents and projects them in one function, in layer {spec.layer}, "
+                f"so what its attention returns is not known and {who} cannot serve it"
             )
         if any(self.part.prefix) or self.k is None or self.v is None:
             raise KernelRefused(
@@ -69,6 +68,11 @@ class LatentCall(VLLMCall):
         cu_seqlens = cumulative(self.part.new, self.q.device), cumulative(lens, self.q.device)
         spec = CallSpec(spec.scale, layer=spec.layer, phase=spec.phase, layout="v in k")
         return AttentionCall(self.q, k, k[..., : self.attention.impl.kv_lora_rank], *cu_seqlens, spec)
+
+
+def makes_keys(impl: Any) -> bool:
+    """Return True if an implementation's ``forward_mha`` makes K and V from the latents of the new tokens, as vLLM's common one."""
+    return str(type(impl).forward_mha.__module__) == _COMMON
 
 
 def keys_and_values(impl: Any, latents: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
