@@ -46,8 +46,8 @@ class LatentCall(VLLMCall):
     def _extend(self, spec: CallSpec, who: str) -> AttentionCall:
         if not makes_keys(self.attention.impl):
             raise KernelRefused(
-                f"{type(self.attention.impl).__name__} attends to latents and projects them in one function, in layer {spec.layer}, "
-                f"so what its attention returns is not known and {who} cannot serve it"
+                f"{type(self.attention.impl).__name__} attends to latents and projects them in one function, in layer "
+                f"{spec.layer}, so what its attention returns is not known and {who} cannot serve it"
             )
         if any(self.part.prefix) or self.k is None or self.v is None:
             raise KernelRefused(
