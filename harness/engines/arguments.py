@@ -66,7 +66,5 @@ def leaves(arguments: Mapping[str, Any], without: Collection[str] = (), prefix: 
             flat |= leaves(value, (), f"{prefix}{key}.")
         else:
             shown = plain(key, value)
-            flat[f"{prefix}{key}"] = (
-                shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True, default=str)
-            )
+            flat[f"{prefix}{key}"] = shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True, default=str)
     return flat
