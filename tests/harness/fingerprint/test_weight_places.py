@@ -19,10 +19,10 @@ if find_spec("sglang") is None:  # which takes seconds to import
     pytest.skip("needs SGLang", allow_module_level=True)
 
 from assay.harness.engines.sglang.launch import STAND_INS
-from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.checkpoint import _described_part
 from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
+from assay.harness.fingerprint.weight_places import place_of
 from assay.harness.fingerprint.weights import WeightPlace, describe_weight, joined
 from tests.harness.engines.sglang.sharded_layers import ARRANGEMENTS, LAYERS, wholes
 
