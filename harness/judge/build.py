@@ -11,6 +11,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge import (
     accepted,
     accuracy_suite,
+    engine_warnings,
     envelope,
     executed_kernels,
     greedy_suite,
@@ -45,6 +46,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     logits_suite.claim,
     own_error.matrix_claim,
     parting.claim,
+    engine_warnings.claim,
 )
 """The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on
 their results."""
