@@ -68,7 +68,10 @@ def assay(session: nox.Session, command: str, *flags: str) -> None:
     words = [word for flag in session.posargs for word in flag.split("=", 1)]
     pairs = set(itertools.pairwise(words))
     on_cuda = ("--device", "cuda") in pairs
-    if any((flag, "vllm") in pairs for flag in ("--engine", "--reference-engine", "--candidate-engine")) and not on_cuda:
+    if (
+        any((flag, "vllm") in pairs for flag in ("--engine", "--reference-engine", "--candidate-engine"))
+        and not on_cuda
+    ):
         environment(session, "vllm")  # assay finds it beside its own environment
     python = environment(session, "cuda" if on_cuda else "cpu")
     # Run in the folder where nox was called: relative paths, assay.toml and kernels named module:function refer to it.
