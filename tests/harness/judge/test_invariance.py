@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from assay.harness.errors import EvidenceError, ExitCode
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder
+from assay.harness.evidence.invariance import InvarianceFolder
+from assay.harness.evidence.probes import ProbePass
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.statement import Statement, state
@@ -36,7 +37,7 @@ def shown_by(finding: Finding, id_: str, **values: Any) -> Statement | None:
 
 @pytest.fixture
 def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
-    def judge(records: Sequence[ArmRecord], again: ArmRecord | None = None, **manifest: Any) -> InvarianceResult:
+    def judge(records: Sequence[ProbePass], again: ProbePass | None = None, **manifest: Any) -> InvarianceResult:
         folder = InvarianceFolder.new(tmp_path / f"out-{len(list(tmp_path.iterdir()))}")
         arm_records.write(folder, records, again, **manifest)
         return judge_invariance(folder)

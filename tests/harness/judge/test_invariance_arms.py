@@ -3,8 +3,18 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 from assay.harness.engines.sglang.features import Feature, features_of
-from assay.harness.judge.invariance_arms import BASE, base_of, clashes, closed, left_out, pairs, possible, server_of, singles
-from assay.harness.judge.invariance_outcome import widened
+from assay.harness.judge.invariance_arms import (
+    BASE,
+    base_of,
+    clashes,
+    closed,
+    left_out,
+    pairs,
+    possible,
+    server_of,
+    singles,
+    widened,
+)
 from assay.harness.judge.probe_scores import Bound
 
 CPU = features_of("cpu")

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.evidence.invariance import Scores
+from assay.harness.evidence.probes import Scores
 from assay.harness.judge.logits import merged_kl
 from assay.harness.judge.probe_scores import Bound, Distance, Measure, ProbePlace, accept_length, changed_probes, places
 

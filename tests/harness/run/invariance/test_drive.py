@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.evals.invariance_load import probe_load
+from assay.evals.probes import probe_load
 from assay.harness.config import RunSpec
 from assay.harness.engines.inside.control import Control
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.invariance import InvarianceFolder
-from assay.harness.judge.invariance_arms import BASE
-from assay.harness.judge.invariance_outcome import ArmJudge, bounds
+from assay.harness.judge.invariance_arms import BASE, ArmJudge
 from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.judge.probe_scores import bounds
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance import drive, invariance_plan
 from assay.harness.run.run import compare_features

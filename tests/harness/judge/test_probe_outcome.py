@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from assay.harness.engines.sglang.features import Feature
-from assay.harness.evidence.invariance import ArmRecord, Scores
-from assay.harness.judge.invariance_arms import BASE
-from assay.harness.judge.invariance_outcome import ArmJudge, bounds, factor, floor_of, outcome, widened
-from assay.harness.judge.probe_scores import Bound, Measure
+from assay.harness.evidence.probes import ProbePass, Scores
+from assay.harness.judge.invariance_arms import BASE, ArmJudge, widened
+from assay.harness.judge.probe_outcome import outcome
+from assay.harness.judge.probe_scores import Bound, Measure, bounds, factor, floor_of
 from assay.harness.statement import state
 
 Limits = dict[Measure, Bound]
@@ -67,7 +67,7 @@ def test_the_floor_widens_the_bound(arm_records: ModuleType) -> None:
     assert alone["decode"] != alone["prefill"]
 
 
-def noisy(arm_records: ModuleType, rng: Any, flips: float, flip: float, wrong: float = 0.0) -> ArmRecord:
+def noisy(arm_records: ModuleType, rng: Any, flips: float, flip: float, wrong: float = 0.0) -> ProbePass:
     """Make an arm of 21 probes with the noise of half precision, and of experts that flip; one probe differs further."""
     lengths = [*range(8, 26), 100, 120, 128]
     replies = []
@@ -78,7 +78,7 @@ def noisy(arm_records: ModuleType, rng: Any, flips: float, flip: float, wrong: f
         joined = {name: sum((getattr(row, name) for row in rows), ()) for name in ("own", "ids", "logprobs")}
         scores = Scores(first=1, tokens=tuple(range(length)), **joined)
         replies.append(arm_records.reply(f"{n}+8", prefill=scores, decode=scores))
-    return cast("ArmRecord", arm_records.arm("batch").model_copy(update={"replies": tuple(replies)}))
+    return cast("ProbePass", arm_records.arm("batch").model_copy(update={"replies": tuple(replies)}))
 
 
 @pytest.mark.parametrize(("flips", "flip"), [(0.0, 0.0), (0.02, 0.15), (0.01, 0.4)], ids=["dense", "experts", "far experts"])
@@ -184,7 +184,7 @@ def cut(scores: Scores, count: int) -> Scores:
     return scores.model_copy(update={name: getattr(scores, name)[:count] for name in ("tokens", "own", "ids", "logprobs")})
 
 
-def changed(record: ArmRecord, **fields: Any) -> ArmRecord:
+def changed(record: ProbePass, **fields: Any) -> ProbePass:
     """Change a reply's fields, in the last of an arm's probes."""
     *replies, last = record.replies
     return record.model_copy(update={"replies": (*replies, last.model_copy(update=fields))})
@@ -215,7 +215,7 @@ def test_what_is_not_compared_whole_shows_nothing(
 def test_another_token_is_a_difference_unless_at_a_tie_that_drafts_decided(
     arm_records: ModuleType, limits: Limits, passes: int
 ) -> None:
-    def wrote(token: int, gap: float) -> ArmRecord:
+    def wrote(token: int, gap: float) -> ProbePass:
         rows = ((-1.0, -1.0 - gap, -3.0),) * arm_records.DEPTH
         scores = arm_records.scores(arm_records.PROMPT, arm_records.DEPTH)
         other = scores.model_copy(update={"tokens": (7, 7, token, 7, 7, 7), "logprobs": rows})
