@@ -140,7 +140,7 @@ class ProbePass(RunRecord):
 _PASSES = RunFile("probes/*.json", ProbePass, RUN_AGAIN, durable=False)
 
 
-def write_pass(folder: Path, made: ProbePass, nonce: str) -> None:
+def record_pass(folder: Path, made: ProbePass, nonce: str) -> None:
     """Record a pass. Raises EvidenceError if the disk is full or not writable."""
     (folder / "probes").mkdir(parents=True, exist_ok=True)
     _PASSES.write(folder, made, nonce, process=made.label)

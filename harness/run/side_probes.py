@@ -16,7 +16,7 @@ from assay.harness.engines.sglang.features import features_of
 from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.probes import CONDITIONS, ProbePass, passes_of, write_pass
+from assay.harness.evidence.probes import CONDITIONS, ProbePass, passes_of, record_pass
 from assay.harness.judge.side_probes import farthest
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
@@ -100,7 +100,7 @@ def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass)
     known = features_of(plan.spec.device)
     proofs = {id_: shown(known[id_], over) for id_ in record.features}
     seen = {id_: said for id_, (said, _) in proofs.items() if said}
-    write_pass(
+    record_pass(
         place,
         record.model_copy(
             update={

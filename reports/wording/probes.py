@@ -14,11 +14,8 @@ _CONDITIONS = {
 
 def _also(condition: str, conditions: list[str]) -> str:
     """Say under which other conditions the servers differ, or that they differ under this one alone."""
-    return (
-        f"; also {listed([_CONDITIONS[each] for each in conditions if each != condition])}"
-        if conditions[1:]
-        else "; not otherwise"
-    )
+    others = [_CONDITIONS[each] for each in conditions if each != condition]
+    return f"; also {listed(others)}" if others else "; not otherwise"
 
 
 @says

@@ -10,7 +10,7 @@ from typing import Any
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
-from assay.harness.evidence.probes import ProbePass, ProbeReply, Scores
+from assay.harness.evidence.probes import ProbePass, ProbeReply, Scores, record_pass
 from assay.harness.evidence.records import Answer, Token
 
 PROMPT = 12
@@ -120,7 +120,7 @@ def write(
         prefill, decode = fault_seen
         records.append(arm("prefix-cache", number=99, why="sensitivity", prefill=prefill, decode=decode))
     for record in records:
-        folder.write(record)
+        record_pass(folder.path, record, folder.nonce)
     for number in {record.server for record in records}:
         if made_by := served.get(number, SERVED):
             FINGERPRINT.write(folder.server_folder(number), made_by, folder.nonce)

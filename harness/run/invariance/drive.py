@@ -15,7 +15,7 @@ from assay.harness.engines.sglang.features import ADAPTER_NAME
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
-from assay.harness.evidence.probes import ProbePass, TracedPlace, write_pass
+from assay.harness.evidence.probes import ProbePass, TracedPlace, record_pass
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, closed, possible, server_of, smallest
@@ -184,7 +184,7 @@ class InvarianceSession:
         record = record.model_copy(
             update={"problem": problem, "seconds": time.monotonic() - begun, "startup_s": startup}
         )
-        write_pass(self.folder.path, record, self.folder.nonce)
+        record_pass(self.folder.path, record, self.folder.nonce)
         if arm not in self.records:
             self.records[arm] = record
         return record
@@ -231,7 +231,7 @@ class InvarianceSession:
         except EngineError as error:
             problem = error.found
             self._stop()
-        write_pass(
+        record_pass(
             self.folder.path,
             record.model_copy(update={"problem": problem, "seconds": time.monotonic() - begun}),
             self.folder.nonce,

@@ -9,8 +9,8 @@ import pytest
 
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.probes import ProbePass, Scores
-from assay.harness.judge.invariance_arms import BASE, ArmJudge, widened
-from assay.harness.judge.probe_outcome import outcome
+from assay.harness.judge.invariance_arms import BASE, ArmJudge
+from assay.harness.judge.probe_outcome import accept_length, outcome
 from assay.harness.judge.probe_scores import Bound, Measure, bounds, factor, floor_of
 from assay.harness.statement import state
 
@@ -110,10 +110,11 @@ def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType,
     known = {"kernel": Feature("kernel", "", cost="another kernel"), "batch": Feature("batch", "")}
     for dtype, shift in (("float32", 1e-3), ("bfloat16", 2e-2)):
         record = arm_records.arm("kernel", prefill=shift)
-        assert outcome(arm_records.BASE, record, widened(limits, ["kernel"], known, dtype)).state == "same"
-        assert outcome(arm_records.BASE, record, widened(limits, ["batch"], known, dtype)).state == "differs"
+        judge = ArmJudge({BASE: arm_records.BASE}, limits, known, dtype)
+        assert judge.outcome(record).state == "same"
+        assert judge.outcome(arm_records.arm("batch", prefill=shift)).state == "differs"
     wrong = arm_records.arm("kernel", prefill=0.3)
-    assert outcome(arm_records.BASE, wrong, widened(limits, ["kernel"], known, "bfloat16")).state == "differs"
+    assert judge.outcome(wrong).state == "differs"
 
 
 def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: ModuleType, limits: Limits) -> None:
@@ -253,12 +254,13 @@ def test_deterministic_kernels_allow_no_bit_of_difference_in_a_batch(arm_records
     exact = Feature("exact", "", on=("--exact",), cost="a base of its own")
     known = {"exact": exact, "batch": Feature("batch", "", bitwise=True), "page": Feature("page", "", on=("--page",))}
     base, batched = arm_records.arm("exact"), arm_records.arm("exact", "batch", decode=1e-6)
-    assert outcome(base, batched, widened(limits, batched.features, known, "float32")).state == "differs"
-    assert outcome(base, arm_records.arm("exact", "batch"), widened(limits, batched.features, known, "float32")).state == "same"
-    assert outcome(base, batched, widened(limits, ["exact", "page"], known, "float32")).state == "same", (
-        "other pages may round otherwise"
-    )
-    assert (
-        outcome(arm_records.BASE, arm_records.arm("exact", prefill=1e-3), widened(limits, ["exact"], known, "float32")).state
-        == "same"
-    )
+    judge = ArmJudge({BASE: base, frozenset({"exact"}): base}, limits, known, "float32")
+    assert judge.outcome(batched).state == "differs"
+    assert judge.outcome(arm_records.arm("exact", "batch")).state == "same"
+    assert judge.outcome(arm_records.arm("exact", "page", decode=1e-6)).state == "same", "other pages may round otherwise"
+    assert judge.outcome(arm_records.arm("exact", prefill=1e-3)).state == "same"
+
+
+def test_accepted_tokens_a_pass(arm_records: ModuleType) -> None:
+    assert accept_length(arm_records.BASE) is None
+    assert accept_length(arm_records.arm("ngram", verifications=2)) == arm_records.DEPTH / 2
