@@ -7,6 +7,7 @@ prefill and decode, under each of `CONDITIONS`, within a bound from the referenc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from assay.harness.evidence.probes import CONDITIONS, ProbePass, TracedPlace, passes_of
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -21,10 +22,11 @@ from assay.harness.judge.probe_scores import (
     Distance,
     Measure,
     bounds,
+    distances_of,
     kernel_cost,
     places,
 )
-from assay.harness.judge.report import SuiteResult
+from assay.harness.judge.report import FaultSeen, SuiteResult
 from assay.harness.judge.traces import least_error
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
@@ -40,32 +42,51 @@ def claim(run: RunEvidence) -> Judged:
     asked = "logits" in run.spec.workload.suites and run.compares_servers and set(run.measured) == set(ROLES)
     if not asked or run.urls or not set(run.spec.treatment) - {"backend"}:
         return Judged()
-    records = {role: passes_of(run.folder.server_folder(role), run.folder.nonce) for role in ROLES}
+    records, required = _records(run), Requirement("probes-compared")
     both = {role: _by_condition(made) for role, made in records.items()}
-    required = Requirement("probes-compared")
     if any(len(passes) < len(CONDITIONS) for passes in both.values()):
         return Judged(checks=[required.check("missing", state("probes-not-asked"))])
-    dtypes = {str(server.arguments.get("dtype", "")).removeprefix("torch.") for server in run.servers.values()}
-    dtype = dtypes.pop() if len(dtypes) == 1 else ""  # of two dtypes, the sides may differ by the coarser
-    noise = [*filter(None, run.noise)]
-    limits = limits_of(both["reference"], dtype, noise, run.spec.policy)
-    suite = judge_probes(both["reference"], both["candidate"], limits, noise)
-    place = next((made.traced for made in records["reference"] if made.traced), None)
+    limits = _limits(run, both["reference"])
+    suite = judge_probes(both["reference"], both["candidate"], limits, run.noise)
     parts = {}
-    if place is not None:
-        features = next(made.features for made in records["reference"] if made.traced)
+    if traced := [each for each in records["reference"] if each.traced]:
+        place, features = traced[0].traced, traced[0].features
         base = next(each for each in both["reference"].values() if each.features == features)
         wanted: dict[Role, list[str]] = {"reference": ["trace", "trace again"], "candidate": ["trace"]}
-        traced = [
+        passes = [
             (each, run.folder.server_folder(role))
             for role, whys in wanted.items()
             for each in traced_passes(records[role], place, [(features, why) for why in whys])
         ]
-        least = least_error(dtype, another_kernel=True)
-        parts["parting"] = parting_of(
-            place, traced, base, limits, least, run.folder.nonce, differs=suite.verdict == "regression"
-        )
+        least, differs = least_error(_dtype(run), another_kernel=True), suite.verdict == "regression"
+        parts["parting"] = parting_of(place, passes, base, limits, least, run.folder.nonce, differs=differs)
     return Judged(suite=suite, checks=[required.check("ok", suite.why[-1])], parts=parts)
+
+
+def faults_seen(run: RunEvidence, place: Path) -> list[FaultSeen]:
+    """Say if the probes detected a fault, from a faulty server's folder; an empty list if it was not asked any."""
+    reference, faulty = _by_condition(_records(run)["reference"]), passes_of(place, run.folder.nonce)
+    if len(reference) < len(CONDITIONS) or not faulty:
+        return []
+    limits = _limits(run, reference)
+    distances = distances_of(reference["cached"], faulty[0])
+    mean, bound = max((distances[which].mean, limits[which].mean) for which in MEASURES)
+    seen = all(not limits[which].holds(distance) for which, distance in distances.items())
+    return [FaultSeen(suite="probes", seen=seen, numbers=state("fault-in-probes", mean=mean, bound=bound))]
+
+
+def _records(run: RunEvidence) -> dict[Role, list[ProbePass]]:
+    return {role: passes_of(run.folder.server_folder(role), run.folder.nonce) for role in ROLES}
+
+
+def _dtype(run: RunEvidence) -> str:
+    """Return the dtype of both servers' activations, or an empty string: of two, the sides may differ by the coarser."""
+    dtypes = {str(server.arguments.get("dtype", "")).removeprefix("torch.") for server in run.servers.values()}
+    return dtypes.pop() if len(dtypes) == 1 else ""
+
+
+def _limits(run: RunEvidence, reference: _Passes) -> dict[Measure, Bound]:
+    return limits_of(reference, _dtype(run), [*filter(None, run.noise)], run.spec.policy)
 
 
 def _by_condition(made: Sequence[ProbePass]) -> dict[str, ProbePass]:
@@ -94,7 +115,7 @@ def judge_probes(
 ) -> SuiteResult:
     """Judge a candidate's passes: a regression if one differs, and a pass if all are the same and every condition was met."""
     outcomes = {
-        condition: outcome(reference[condition], candidate[condition], limits, swing_limit(noise))
+        condition: outcome(reference[condition], candidate[condition], limits, swing_limit([*filter(None, noise)]))
         for condition in CONDITIONS
     }
     unmet = [

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.probes import Probe, ProbeLoad
-from assay.harness.engines.base import ChatRequest, answers
-from assay.harness.engines.inside.control import Control, TracedRequest
+from assay.harness.engines.base import ChatRequest, Engine, answers
+from assay.harness.engines.inside.control import Control, TracedRequest, set_control
 from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
@@ -22,7 +22,6 @@ from assay.harness.evidence.probes import ProbePass, ProbeReply
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.invariance_arms import Arm
 from assay.harness.run.probe_proof import Pass
-from assay.harness.run.sensitivity import switched_on
 
 # Tokens that the earlier turn of a conversation generates.
 _TURN = 8
@@ -115,6 +114,20 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
         arguments=server.arguments(),
         replays=_replays(folder) - before,
     )
+
+
+@contextmanager
+def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
+    """Have a server follow a control within the context; afterwards everything is off and its prefix cache empty.
+
+    Yields the token of the setting.
+    """
+    engine.flush_cache()
+    try:
+        yield set_control(place, control)
+    finally:
+        set_control(place, Control())
+    engine.flush_cache()
 
 
 def tracing(server: SGLangServer, folder: Path, record: ProbePass) -> AbstractContextManager[object]:

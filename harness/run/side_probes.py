@@ -15,6 +15,7 @@ from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.probes import CONDITIONS, ProbePass, passes_of, record_pass
 from assay.harness.judge.side_probes import farthest
@@ -61,9 +62,9 @@ def ask_probes(
     """
     if not isinstance(engine, SGLangServer):
         return
-    for number, record in enumerate(open_passes(plan, folder, engine.role)[:most]):
+    for record in open_passes(plan, folder, engine.role)[:most]:
         _ask(engine, plan, folder, record)
-        display.count(f"{engine.role}: probes", number + 1, len(CONDITIONS))
+        display.count(f"{engine.role}: probes", record.number + 1, len(CONDITIONS))
 
 
 def trace_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
@@ -89,7 +90,14 @@ def trace_sides(engine: Engine, plan: Plan, folder: RunFolder) -> None:
         _ask(engine, plan, folder, ProbePass(number=number, features=features, why=why, traced=place))
 
 
-def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass) -> None:
+def ask_with_fault(engine: Engine, plan: Plan, folder: RunFolder) -> None:
+    """Ask a server with a seeded fault the probes after a cached prefix, which the fault needs."""
+    if isinstance(engine, SGLangServer):
+        record = ProbePass(number=len(CONDITIONS), features=tuple(CONDITIONS["cached"]), why="sensitivity")
+        _ask(engine, plan, folder, record, SENSITIVITY)
+
+
+def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass, under: str = "") -> None:
     begun, place, features = time.monotonic(), folder.server_folder(engine.role), frozenset(record.features)
     base = next(iter(passes_of(folder.server_folder("reference"), folder.nonce)), None)
     answers = {reply.probe: reply.decode.tokens for reply in base.replies} if base else {}
@@ -101,7 +109,7 @@ def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass)
     proofs = {id_: shown(known[id_], over) for id_ in record.features}
     seen = {id_: said for id_, (said, _) in proofs.items() if said}
     record_pass(
-        place,
+        place / under,
         record.model_copy(
             update={
                 "replies": tuple(over.replies),

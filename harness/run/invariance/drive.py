@@ -25,8 +25,7 @@ from assay.harness.run.invariance.plan import InvariancePlan
 from assay.harness.run.invariance.reduction import reduce, unexplained
 from assay.harness.run.machine import origin_of
 from assay.harness.run.probe_proof import Pass, switched
-from assay.harness.run.probes import AskedArm, ask, tracing, write_texts
-from assay.harness.run.sensitivity import switched_on
+from assay.harness.run.probes import AskedArm, ask, switched_on, tracing, write_texts
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
 from assay.harness.run.side_probes import PROBED
 
