@@ -27,7 +27,7 @@ from assay.harness.errors import UsageError
 from assay.harness.extras import DISTRIBUTION, meets
 from assay.harness.schema import Record
 from assay.harness.sides import Side, hide
-from assay.harness.text import few
+from assay.harness.text import counted, few
 
 # Disk space of all overlays; the least recently used go first. Those of the last day stay: a server may run there.
 _BUDGET_BYTES, _IN_USE_S = 20 * 2**30, 24 * 3600.0
@@ -38,6 +38,11 @@ MIN_PYTHON = (3, 11)
 _INSIDE = ("numpy", "pydantic", "safetensors", "torch")
 OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
 """The form "transformers @ /envs/new/bin/python": the package as another environment has it."""
+# The entry points by which each engine loads assay's plugin.
+_PLUGINS = {
+    "sglang.srt.plugins": "assay.harness.engines.sglang.plugin:register",
+    "vllm.general_plugins": "assay.harness.engines.vllm.plugin:register",
+}
 _RECORD = "environment.json"
 _LOOK = """
 import importlib.metadata as metadata, importlib.util as util, json, os, re, site, sys
@@ -189,11 +194,13 @@ def room() -> Path:
 
 
 def _entry_points() -> str:
-    """Return the entry points of the running assay, in the form of ``entry_points.txt``."""
+    """Return the entry points of the running assay, in the form of ``entry_points.txt``, with the plugins of all engines."""
     try:
-        return importlib.metadata.distribution(DISTRIBUTION).read_text("entry_points.txt") or ""
+        own = importlib.metadata.distribution(DISTRIBUTION).read_text("entry_points.txt") or ""
     except importlib.metadata.PackageNotFoundError:  # a clone on the path; a server needs only its plugin
-        return "[sglang.srt.plugins]\nassay = assay.harness.engines.sglang.plugin:register\n"
+        own = ""
+    added = [f"\n[{group}]\nassay = {plugin}\n" for group, plugin in _PLUGINS.items() if f"[{group}]" not in own]
+    return own + "".join(added)
 
 
 def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str:
@@ -225,7 +232,7 @@ def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str
                 (made / _RECORD).write_text(_Overlay(packages=asked, size=size).model_dump_json())
             _keep_within(folder.parent, _BUDGET_BYTES)
         os.utime(folder / _RECORD)
-    for line in unmet(interpreter(str(python)), _own(folder)):
+    for line in unmet(interpreter(str(python)), _own(folder), parent):
         say(line)
     return str(python)
 
@@ -289,7 +296,14 @@ def _overlay(folder: Path, parent: Interpreter, packages: Sequence[str]) -> None
             else [sys.executable, "-m", "pip", "--python", str(python)]
         )
         # Not taken for installed: a wheel may have the version that the parent has, and other content.
-        options = ["--no-deps", "--ignore-installed", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+        options = [
+            "--no-deps",
+            "--ignore-installed",
+            "--no-compile",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--progress-bar=off",
+        ]
         files = [
             str(file.resolve()) if (file := Path(package).expanduser()).is_file() else package for package in by_pip
         ]
@@ -341,23 +355,40 @@ def _modules(metadata: Path) -> set[str]:
     return {name for name in names if name.isidentifier()}
 
 
-def unmet(looked: Interpreter, own: Sequence[Path]) -> list[str]:
-    """List requirements of packages that their environment does not meet, a sentence each."""
+def unmet(looked: Interpreter, own: Sequence[Path], parent: Interpreter) -> list[str]:
+    """List requirements of packages that their environment does not meet, a sentence for each package.
+
+    Requirements that the parent does not meet for its version of the package either are counted: an engine's metadata lists dozens
+    of packages for devices that this machine may lack.
+    """
+    lines = []
+    for distribution in map(importlib.metadata.PathDistribution, own):
+        name, lacking = distribution.metadata["Name"], _lacking(distribution, looked)
+        version, place = parent.packages.get(normalised(name), ("", ""))
+        before = _lacking(importlib.metadata.PathDistribution(Path(place)), parent) if place else {}
+        new = [said for needed, said in lacking.items() if needed not in before]
+        old = f"{counted(len(lacking) - len(new), 'requirement')} that {version} has unmet here too" * (
+            len(new) < len(lacking)
+        )
+        if said := [*([few(new, 3)] if new else []), *([old] if old else [])]:
+            lines.append(f"{name} {distribution.version} requires {', and '.join(said)}.")
+    return lines
+
+
+def _lacking(distribution: importlib.metadata.Distribution, looked: Interpreter) -> dict[str, str]:
+    """Return the requirements of a distribution that an environment does not meet, by package."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    lines = []
-    for metadata in own:
-        distribution = importlib.metadata.PathDistribution(metadata)
-        for text in distribution.requires or ():
-            with suppress(InvalidRequirement):
-                needed = Requirement(text)
-                if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
-                    continue
-                here = looked.version_of(normalised(needed.name))
-                if not here or not needed.specifier.contains(here, prereleases=True):
-                    who = f"{distribution.metadata['Name']} {distribution.version}"
-                    lines.append(f"{who} requires {needed.name}{needed.specifier}, and {here or 'none'} is here.")
-    return lines
+    lacking = {}
+    for text in distribution.requires or ():
+        with suppress(InvalidRequirement):
+            needed = Requirement(text)
+            name, here = normalised(needed.name), looked.version_of(normalised(needed.name))
+            if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+                continue
+            if not here or not needed.specifier.contains(here, prereleases=True):
+                lacking[name] = f"{needed.name}{needed.specifier} ({here or 'none'} is here)"
+    return lacking
 
 
 def _keep_within(root: Path, budget: int) -> None:

@@ -40,6 +40,8 @@ class Key(Record):
         hardware: the machine in one line.
         flags: the user's engine flags.
         items_hash: of the items.
+        interpreter: Python that starts the engine, as requested, or empty for the one that runs assay.
+        packages: packages laid over it, as requested, without secrets.
     """
 
     engine: str
@@ -48,11 +50,16 @@ class Key(Record):
     hardware: str
     flags: tuple[str, ...]
     items_hash: str
+    interpreter: str = ""
+    packages: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Name of the baseline's folder."""
-        return f"{file_name(self.backend)}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
+        content = self.model_dump_json(
+            exclude_defaults=True
+        )  # baselines from before a field was added keep their names
+        return f"{file_name(self.backend)}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
     def differing(self, other: Key) -> list[tuple[str, str, str]]:
         """List what differs: its name, what it is in `other`, and what it is here."""

@@ -48,6 +48,8 @@ class Origin(Record):
         created: ISO 8601, UTC.
         spec: the `RunSpec`.
         command: the command that repeats it.
+        packages: versions of the packages of the Python that runs assay.
+        engines: version of the engine of each role whose side names a Python or packages.
     """
 
     nonce: str = Field(min_length=1)
@@ -55,6 +57,7 @@ class Origin(Record):
     spec: dict[str, Any]
     command: str
     packages: dict[str, str]
+    engines: dict[Role, str] = Field(default_factory=dict)
     hardware: str
     python: str
     git: str

@@ -64,13 +64,16 @@ def _key_of(manifest: Manifest, role: Role) -> Key:
     """Return the key of a role's results in a run."""
     spec = recorded_spec(manifest.spec)
     side = spec.sides[role]
+    version = manifest.engines.get(role) or manifest.packages.get(side.engine) or "not installed"
     return Key(
-        engine=engine_label(side.engine, manifest.packages.get(side.engine, "not installed"), spec.device),
+        engine=engine_label(side.engine, version, spec.device),
         backend=side.backend,
         model_hash=manifest.model_hashes[role],
         hardware=manifest.hardware,
         flags=side.flags,
         items_hash=manifest.items_hash,
+        interpreter=side.interpreter,
+        packages=side.packages,
     )
 
 
@@ -110,7 +113,7 @@ def check_stored_reference(manifest: Manifest) -> None:
     """Refuse a run whose stored reference was accepted under other conditions.
 
     Raises:
-        UsageError: engine, model, hardware, flags or questions differ.
+        UsageError: engine, interpreter, packages, model, hardware, flags or questions differ.
         EvidenceError: the baseline is damaged.
     """
     folder = recorded_spec(manifest.spec).reference_baseline
@@ -121,7 +124,7 @@ def check_stored_reference(manifest: Manifest) -> None:
         differs = "; ".join(f"{name.replace('_', ' ')} was {old}, and is {new}" for name, old, new in other)
         raise UsageError(
             f"--reference: {folder} was accepted under other conditions: {differs}.",
-            "a baseline of the same engine, model, hardware, flags and questions",
+            "a baseline of the same engine, interpreter, packages, model, hardware, flags and questions",
             f"accept a new run, or start the reference's server: --reference={accepted.backend}",
         )
 

@@ -9,6 +9,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from assay.harness.engines.environments import interpreter, python_of
 from assay.harness.evidence.manifest import Origin
 from assay.harness.files import file_hash, timestamp
 from assay.harness.fingerprint.facts import device_facts
@@ -29,6 +30,11 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
         spec=plan.spec.recorded().model_dump(mode="json"),
         command=command,
         packages=installed_packages(),
+        engines={
+            role: interpreter(python).version_of(side.engine)
+            for role, side in plan.spec.sides.items()
+            if (python := python_of(side))
+        },
         hardware=_hardware(plan.spec.device),
         python=sys.version.split()[0],
         git=_git_state(Path.cwd()),

@@ -80,6 +80,8 @@ SENTENCES: Templates = {
     "candidate-not-broken": "With all {differences} differences, the probes show no loss.",
     "candidate-undecided": "The side with all differences is shown neither broken nor right: the table of probes says why.",
     "outcomes-contradict": "Repeated probes of the same sets contradict each other, so no set can be named.",
+    "probes-exhausted": "The search ended after {probes} probes, its limit: {unsteady} of the {sets} sets that it probed came out "
+    "both ways. Steadier probes need more questions (--questions) or fewer differences between the sides.",
     "reference-differs-from-itself": "A second server of the reference itself does not come out good, so nothing can be concluded.",
     "no-outcome-leads": "With the candidate in layers {layers:ranges} the task was right {right} times and wrong "
     "{wrong} times: neither leads clearly.",

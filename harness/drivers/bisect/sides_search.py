@@ -15,10 +15,17 @@ from assay.harness.statement import Statement, state
 from assay.harness.stats.ddmin import ddmin, narrow
 
 Names = frozenset[str]
+MOST_PROBES = 300
+"""Most probes of a search. Of 400 seeded histories, all 206 with steady outcomes end within 85 probes; of the 194 whose outcomes
+change by chance, half end within 71 and 98 % within 265."""
 # Sets that are looked for, and searches of one set before contradictory outcomes end it.
 _MOST_SETS, _MOST_SEARCHES = 5, 6
 # Probes of a set that may be made more, for each by which an outcome must lead more than usual.
 _MORE = 4
+
+
+class _Exhausted(Exception):
+    """The search has made as many probes as it may."""
 
 
 class Votes:
@@ -26,7 +33,7 @@ class Votes:
 
     Args:
         probe: receives the names of the differences that are applied.
-        known: probes that were made before.
+        known: probes that were made before; they count towards `MOST_PROBES`.
 
     Attributes:
         steady: whether no set has come out both ways.
@@ -54,6 +61,8 @@ class Votes:
             if (outcome := majority(seen, lead, MOST + _MORE * extra)) is not None:
                 # What keeps coming out both ways is broken: the reference alone does not.
                 return "bad" if outcome == "skip" and "skip" not in seen else outcome
+            if sum(map(len, self.seen.values())) >= MOST_PROBES:
+                raise _Exhausted
             self._note(key, self._probe(key))
 
     def sure(self, names: Collection[str]) -> Outcome:
@@ -75,8 +84,19 @@ def find_sets(names: Sequence[str], votes: Votes) -> Searched:
 
     Args:
         names: the differences, related ones next to each other.
-        votes: makes the probes.
+        votes: makes the probes, at most `MOST_PROBES`.
     """
+    sets: list[tuple[str, ...]] = []
+    try:
+        return _find_sets(names, votes, sets)
+    except _Exhausted:
+        unsteady = sum({"good", "bad"} <= set(seen) for seen in votes.seen.values())
+        why = state("probes-exhausted", probes=MOST_PROBES, unsteady=unsteady, sets=len(votes.seen))
+        return Searched("inconclusive", why, tuple(sets))
+
+
+def _find_sets(names: Sequence[str], votes: Votes, sets: list[tuple[str, ...]]) -> Searched:
+    """Find the sets, and append each to `sets` as soon as it is sure."""
     # Twice: whether outcomes are steady decides how often every set is probed.
     whole = votes.of(names, more=1)
     if whole == "good" and votes.of(names, more=2) == "good":
@@ -85,7 +105,6 @@ def find_sets(names: Sequence[str], votes: Votes) -> Searched:
         return Searched("inconclusive", state("candidate-undecided"))
     if votes.of(()) != "good" and votes.of((), more=2) != "good":
         return Searched("inconclusive", state("reference-differs-from-itself"))
-    sets: list[tuple[str, ...]] = []
     left, searches = list(names), 0
     while left and len(sets) < _MOST_SETS and votes.sure(left) == "bad":
         guilty = _smallest(left, votes)

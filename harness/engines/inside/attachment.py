@@ -17,7 +17,7 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.engines.inside.candidates import Candidate, output_of
 from assay.harness.engines.inside.control import CONTROL, Setting, read_setting, substitution_folder
 from assay.harness.engines.inside.faults import Faults
-from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall
+from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
 from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.evidence.counters import CounterFile, CounterRow
@@ -65,7 +65,8 @@ class Attachment:
         self._counters: tuple[str, CounterFile] | None = None
         self._off = True
         self._batch: Any = None
-        self._pass: ForwardPass | None = None
+        # An engine may compute sequences of both phases in a pass.
+        self._of_phase: dict[Phase, ForwardPass] = {}
         self._passes = 0
         self._highest = -1
         self._last_layer: int | None = None
@@ -102,7 +103,7 @@ class Attachment:
 
     def _start(self, batch: Any) -> None:
         """Start a pass: the current control applies until the pass ends."""
-        self._batch, self._pass = batch, None
+        self._batch, self._of_phase = batch, {}
         if self._highest >= 0:
             self._last_layer = max(self._highest, self._last_layer or 0)
         self._tracer.write()
@@ -122,13 +123,13 @@ class Attachment:
     def _observed(self, call: ObservedCall, out: Tensor, reference: str) -> Tensor:
         control, number = self._setting.control, call.layer
         try:
-            if self._pass is None:
-                self._pass = call.describe_pass(self._passes)
+            if call.phase not in self._of_phase:
+                self._of_phase[call.phase] = call.describe_pass(self._passes)
                 self._passes += 1
         except KernelRefused as error:
             self._refuse(call, error)
         else:
-            call.forward_pass = self._pass
+            call.forward_pass = self._of_phase[call.phase]
             if control.shadow:
                 self._shadow.observe(call, out)
             if number in control.substitute:
@@ -137,7 +138,7 @@ class Attachment:
                 out = self._faults.seeded(call, out)
             if control.trace:
                 self._tracer.keep(control.trace, call, out, control.traced)
-        if number == self._last_layer:
+        if number == self._last_layer and call.is_last_part:
             self._end()
         return out
 

@@ -49,10 +49,14 @@ class ObservedCall(Protocol):
 
     Attributes:
         phase: "extend" or "decode".
-        forward_pass: the pass, once described: for an observed call, after the reference has computed it.
+        is_last_part: False if the rest of the same call of the engine, with its sequences in the other phase, follows as another
+            object.
+        forward_pass: the pass, once described: for an observed call, after the reference has computed it. The sequences of each
+            phase have one of their own.
     """
 
     phase: Phase
+    is_last_part: bool
     forward_pass: ForwardPass
 
     @property

@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,25 @@ _MAX_PASSES = 256  # kept in memory until the worst cases among them are resolve
 def _beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
     """Return the noise family of an engine's own backends: with a cache of fewer bits they store q and weights in as few bits."""
     return BESIDE_FP8 if stored else ""
+
+
+@dataclass(frozen=True)
+class _OfPass:
+    """The facts that all calls of a pass in one phase share.
+
+    Attributes:
+        forward_pass: the pass.
+        numbers: condition of each query, int64 [queries].
+        conditions: the same, on the device.
+        rows: queries that are compared with the truth, int64.
+        values: the pass's conditions in a verdict.
+    """
+
+    forward_pass: ForwardPass
+    numbers: np.ndarray
+    conditions: Tensor
+    rows: np.ndarray
+    values: Values
 
 
 class LayerSums:
@@ -135,27 +155,23 @@ class Shadow:
         self._worst: dict[tuple[int, Phase], Tensor] = {}
         self._cases: dict[tuple[int, Phase], WorstCase] = {}
         self._passes: dict[int, ForwardPass] = {}
-        # About the current pass, set by `_enter` at its first call: conditions of its queries (on the host and on the device),
-        # which of them are compared with the truth, and its conditions in a verdict.
-        self._pass: ForwardPass | None = None
-        self._numbers = self._rows = np.empty(0, np.int64)
-        self._conditions = torch.empty(0, dtype=torch.int64)
-        self._values: Values = {}
+        # The latest pass of each phase: an engine may compute both phases in the same layers of one pass, in turn.
+        self._entered: dict[Phase, _OfPass] = {}
 
     def observe(self, call: ObservedCall, out: Tensor) -> None:
         """Run the candidate on a call. `out`, [tokens, num_q_heads * head_dim_v], is the reference's output."""
         try:
-            self._enter(call, out)
+            of = self._enter(call, out)
             new, prefix = call.forward_pass.new, call.forward_pass.prefix
             reference = out.view(out.shape[0], call.heads, -1)
             got = self._run(call, out)
             if self._writer is not None and self._writer.wants(stratum(call.layer, call.phase, new, prefix)):
                 self._record(call, reference, got)
             if got is not None:
-                worst = self._measure(call, got, reference)
-                self._compare_with_truth(call, got, reference, worst)
+                worst = self._measure(call, got, reference, of)
+                self._compare_with_truth(call, got, reference, worst, of)
                 if self._counting is not None:
-                    self._counting.count(call.phase, call.layer, self._values)
+                    self._counting.count(call.phase, call.layer, of.values)
         except Exception as error:  # the model has its output already
             self.note_failure(call.layer, call.phase, error)
 
@@ -179,32 +195,36 @@ class Shadow:
         calls = known.calls + 1 if known else 1
         self._failed[layer, phase] = FailedCalls(layer=layer, phase=phase, calls=calls, text=text)
 
-    def _enter(self, call: ObservedCall, out: Tensor) -> None:
-        """Record the call's pass if it is a new one."""
-        if call.forward_pass is self._pass:
-            return
-        if len(self._passes) == _MAX_PASSES:
+    def _enter(self, call: ObservedCall, out: Tensor) -> _OfPass:
+        """Return what the calls of this one's pass share, and record the pass if it is a new one."""
+        known, of_pass = self._entered.get(call.phase), call.forward_pass
+        if known is not None and known.forward_pass is of_pass:
+            return known
+        if len(self._passes) >= _MAX_PASSES:
             self._resolve_worst()
-        self._pass = of_pass = self._passes[call.forward_pass.number] = call.forward_pass
+        self._passes[of_pass.number] = of_pass
+        values: Values = {}
         if self._counting is not None and call.phase == "decode":
-            self._values = self._counting.decode(of_pass.prefix, of_pass.requests)
+            values = self._counting.decode(of_pass.prefix, of_pass.requests)
         elif self._counting is not None:
-            self._values = self._counting.extend(of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed)
+            values = self._counting.extend(of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed)
         numbers = condition_numbers(call.phase, of_pass.new, of_pass.prefix)
-        self._numbers, self._conditions = numbers, torch.from_numpy(numbers).to(out.device)
         # Seeded by the pass as well, so that all layers and all processes compare the same queries.
         random = np.random.default_rng([self._seed, self._count])
-        self._rows = sampled_rows(of_pass.new, of_pass.prefix, random)
+        rows = sampled_rows(of_pass.new, of_pass.prefix, random)
         self._count += 1
         self._row_count += len(numbers)
-        self._sampled += len(self._rows)
+        self._sampled += len(rows)
+        entered = _OfPass(of_pass, numbers, torch.from_numpy(numbers).to(out.device), rows, values)
+        self._entered[call.phase] = entered
+        return entered
 
-    def _measure(self, call: ObservedCall, got: Tensor, reference: Tensor) -> list[int]:
+    def _measure(self, call: ObservedCall, got: Tensor, reference: Tensor, of: _OfPass) -> list[int]:
         """Add the differences of a call; return the queries that differ most, by relative L1 and by the difference itself."""
         layer, phase, heads = call.layer, call.phase, reference.shape[1]
         if layer not in self._sums:
             self._sums[layer] = LayerSums(heads, reference.device)
-        (value, at), (_, farthest) = self._sums[layer].measure(got, reference, self._conditions)
+        (value, at), (_, farthest) = self._sums[layer].measure(got, reference, of.conditions)
         latest = torch.stack([value, torch.full_like(value, call.forward_pass.number), at.double()])
         known = self._worst.get((layer, phase))
         self._worst[layer, phase] = latest if known is None else torch.where(latest[0] > known[0], latest, known)
@@ -214,7 +234,9 @@ class Shadow:
             self._record(call, reference, got, float(value), (sequence, head, position))
         return (torch.stack([at, farthest]) // heads).tolist()
 
-    def _compare_with_truth(self, call: ObservedCall, got: Tensor, reference: Tensor, worst: list[int]) -> None:
+    def _compare_with_truth(
+        self, call: ObservedCall, got: Tensor, reference: Tensor, worst: list[int], of: _OfPass
+    ) -> None:
         """Compare sampled queries with the truth, and those in `worst`: a wrong query differs from the reference."""
         assert self._candidate is not None
         layer = call.layer
@@ -235,7 +257,7 @@ class Shadow:
             [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
             self._features |= dict.fromkeys(packed.features)
             self._truth[layer, call.phase].add(
-                packed, (got, reference), self._rows, self._numbers, seed, worst, call.forward_pass.prefix, given,
+                packed, (got, reference), of.rows, of.numbers, seed, worst, call.forward_pass.prefix, given,
             )  # fmt: skip
         except Exception as error:  # such as out of memory: the layer lacks its comparison, which is reported
             self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
@@ -314,7 +336,8 @@ class Shadow:
             value, number, at = tensor.tolist()
             if int(number) in self._passes:
                 self._cases[layer, phase] = self._case(layer, phase, value, self._passes[int(number)], int(at))
-        self._passes = {self._pass.number: self._pass} if self._pass else {}
+        latest = [of.forward_pass for of in self._entered.values()]
+        self._passes = {of_pass.number: of_pass for of_pass in latest}
 
     def _case(self, layer: int, phase: Phase, relative_l1: float, of: ForwardPass, at: int) -> WorstCase:
         heads = self._sums[layer].heads

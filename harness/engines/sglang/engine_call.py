@@ -29,6 +29,7 @@ class SGLangCall:
         batch: SGLang's ForwardBatch.
         arguments: further arguments, without ``save_kv_cache``.
         pages: the KV pool.
+        is_last_part: True: all sequences of a batch are in one phase.
         forward_pass: the pass, once described.
     """
 
@@ -40,6 +41,7 @@ class SGLangCall:
     batch: Any
     arguments: dict[str, Any]
     pages: Pages
+    is_last_part: bool = True
     forward_pass: ForwardPass = field(init=False)
 
     @property

@@ -127,9 +127,14 @@ def test_a_package_that_something_else_shadows_is_refused(
 
 def test_requirements_that_are_not_met_are_said_and_not_installed(tmp_path: Path) -> None:
     said: list[str] = []
-    environments.python_of(side(wheel(tmp_path, "4.0", requires="numpy>=999")), said.append)
+    first = environments.python_of(side(wheel(tmp_path, "4.0", requires="numpy>=999")), said.append)
     here = environments.interpreter("").version_of("numpy")
-    assert said[1:] == [f"fact 4.0 requires numpy>=999, and {here} is here."]
+    assert said[1:] == [f"fact 4.0 requires numpy>=999 ({here} is here)."]
+    said.clear()
+    # The next version requires something else that is absent: only this is news.
+    later = wheel(tmp_path, "5.0", requires="numpy>=1000\nRequires-Dist: no-such-package")
+    environments.python_of(side(later, interpreter=first), said.append)
+    assert said[1:] == ["fact 5.0 requires no-such-package (none is here), and 1 requirement that 4.0 has unmet here too."]
 
 
 def test_the_least_recently_used_environment_goes_first(tmp_path: Path) -> None:

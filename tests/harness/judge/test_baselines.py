@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def test_a_baseline_matches_if_its_complete_key_does() -> None:
     assert set(status.unused) == {key("torch_native", "SGLang 0 on cpu").name, key("other").name}
 
 
-@pytest.mark.parametrize("field", ["engine", "model_hash", "hardware", "items_hash"])
+@pytest.mark.parametrize("field", ["engine", "model_hash", "hardware", "items_hash", "interpreter"])
 def test_each_part_of_the_key_makes_a_baseline_stale(field: str) -> None:
     other = key().model_copy(update={field: "x"})
     status = _find({"candidate": key()}, {other.name: baseline(other)})
@@ -285,6 +286,24 @@ def test_another_model_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf)
     manifest = run_of(plan, tmp_path / "first").manifest()
     other = manifest.model_copy(update={"model_hashes": dict.fromkeys(ROLES, "another")})
     assert _key_of(manifest, "candidate") != _key_of(other, "candidate")
+
+
+def test_another_engine_or_package_of_a_side_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    manifest = run_of(plan, tmp_path / "first").manifest()
+    before = _key_of(manifest, "candidate")
+    # An older engine in another environment, while assay's own stays.
+    engine = _key_of(manifest.model_copy(update={"engines": {"candidate": "0.5.22"}}), "candidate")
+    assert [name for name, *_ in engine.differing(before)] == ["engine"]
+    assert engine.engine == "SGLang 0.5.22 on cpu"
+    spec = {**manifest.spec, "candidate": {**manifest.spec["candidate"], "packages": ["transformers==5.3"]}}
+    packages = _key_of(manifest.model_copy(update={"spec": spec}), "candidate")
+    assert packages.differing(before) == [("packages", "", "transformers==5.3")]
+    assert packages.name != before.name
+
+
+def test_a_baseline_from_before_a_field_was_added_keeps_its_name() -> None:
+    before = "mine-" + hashlib.sha256(key().model_dump_json(exclude={"interpreter", "packages"}).encode()).hexdigest()[:8]
+    assert key().name == before
 
 
 def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:

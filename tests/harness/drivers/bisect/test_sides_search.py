@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from assay.harness.drivers.bisect.majority import Outcome
-from assay.harness.drivers.bisect.sides_search import Votes, find_sets
+from assay.harness.drivers.bisect.sides_search import MOST_PROBES, Votes, find_sets
 
 
 class History(NamedTuple):
@@ -120,6 +120,20 @@ def test_what_a_package_needs_is_named_with_it() -> None:
 def test_a_search_without_ends_names_nothing(outcome: str, outcomes: dict[str, Outcome], why: str) -> None:
     searched = find_sets(["a", "b"], Votes(lambda names: outcomes["whole" if names else "none"]))
     assert (searched.outcome, searched.why.id, searched.sets) == (outcome, why, ())
+
+
+def test_probes_that_keep_contradicting_each_other_end_at_a_limit() -> None:
+    """Without a limit, this search of 54 differences ends after 1,592 probes."""
+    history = seeded(142)
+    asked, votes = probed(history, 142)
+    searched = find_sets(history.names, votes)
+    assert (searched.outcome, searched.why.id, len(asked)) == ("inconclusive", "probes-exhausted", MOST_PROBES)
+    assert searched.sets == (("d10",),)  # what was sure by then stays
+    # The probes of an earlier call count: the same search does not go on for ever.
+    again, resumed = probed(history)
+    full = Votes(resumed._probe, [(names, "bad") for names in asked])
+    assert find_sets(["a", "b"], full).why.id == "probes-exhausted"
+    assert again == []
 
 
 def test_probes_that_were_made_before_are_not_made_again() -> None:

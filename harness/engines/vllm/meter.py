@@ -1,0 +1,59 @@
+"""Meters vLLM's attention: counts calls by backend, kernel, layer and phase, and records each prefill batch.
+
+A call that holds sequences of both phases counts once in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from assay.harness.conditions import PHASES, has_cached_prefix
+from assay.harness.engines.inside.meter import Meter, admissions
+from assay.harness.engines.vllm.engine_call import Part
+from assay.harness.evidence.counters import CounterRow
+
+
+@dataclass(frozen=True)
+class Served:
+    """Who computes the calls of a backend in a phase.
+
+    Attributes:
+        backend: name of the backend that computes it.
+        kernel: title of its kernel.
+        delegated_by: the kernel that does not declare the phase, or an empty string.
+        interpreted: whether Triton's interpreter runs it.
+    """
+
+    backend: str
+    kernel: str
+    delegated_by: str = ""
+    interpreted: bool = False
+
+
+@cache
+def _meter(folder: Path, served: Served, phase: str, device: str) -> Meter:
+    kind = CounterRow(phase=phase, cached_prefix=False, **vars(served))
+    return Meter(folder, kind, device)
+
+
+def counter(folder: Path, by_phase: dict[str, Served], device: str) -> Callable[[int, Sequence[Part]], None]:
+    """Return a function that counts a call of a layer, by its number and its parts.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        by_phase: who computes each phase.
+        device: torch device of the model.
+    """
+    meters = {phase: _meter(folder, by_phase[phase], phase, device) for phase in PHASES}
+    noted = admissions(folder)
+
+    def count(layer: int, parts: Sequence[Part]) -> None:
+        for part in parts:
+            meters[part.phase].count(layer, part.phase == "decode" or has_cached_prefix(part.prefix))
+            if part.phase == "extend":
+                noted.note(layer, part.requests, part.new, part.prefix)
+
+    return count

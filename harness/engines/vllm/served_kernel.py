@@ -1,0 +1,86 @@
+"""Serves a kernel of the contract in the place of vLLM's own attention backend.
+
+vLLM's layers write K and V to the pages before attention runs; the kernel computes the outputs of the phases that it declares, from
+one packed `AttentionCall`. vLLM's backend computes the others, which reports call "delegated". If a layer asks for something that
+the kernel does not declare, or that the contract cannot express, it raises: no other kernel computes it silently.
+
+`make_candidate` makes a candidate of the shadow, by name: a kernel of the contract.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from assay.harness.attention import kernels
+from assay.harness.attention.call import Kernel, KernelRefused
+from assay.harness.attention.declaration import Declaration, declaration
+from assay.harness.attention.kernels import run_kernel, title
+from assay.harness.backend import Backend
+from assay.harness.conditions import PHASES
+from assay.harness.engines.inside.candidates import Candidate, KernelCandidate, LazyCandidate
+from assay.harness.engines.vllm.engine_call import VLLMCall
+from assay.harness.engines.vllm.meter import Served
+
+
+@dataclass(frozen=True)
+class ServedKernel:
+    """A kernel in the place of a backend of vLLM.
+
+    Attributes:
+        name: its name.
+        kernel: the function.
+        device: torch device type of the model.
+    """
+
+    name: str
+    kernel: Kernel
+    device: str
+
+    @cached_property
+    def declared(self) -> Declaration:
+        """Its declaration."""
+        return declaration(self.kernel)
+
+    def by_phase(self, backend: str) -> dict[str, Served]:
+        """Return who computes each phase in the place of a backend of this name."""
+        # A kernel without a package counts as plain PyTorch, which the interpreter does not touch.
+        interpreted = self.device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and bool(self.declared.package)
+        own = Served(self.name, title(self.name, self.kernel, interpreted), interpreted=interpreted)
+        others = Served(backend, backend, delegated_by=self.name)
+        return {phase: own if phase in self.declared.phases else others for phase in PHASES}
+
+    def run(self, call: VLLMCall) -> Tensor:
+        """Compute the output of a part, [rows, q heads, head_dim].
+
+        Raises:
+            KernelRefused: it does not declare what the call asks for, or the contract cannot express it.
+        """
+        return run_kernel(self.name, self.kernel, call.pack(self.name))
+
+
+def served_kernel(name: str, device: str) -> ServedKernel | None:
+    """Return the kernel of this name, or None for an empty name, or for the name of a backend of vLLM.
+
+    Raises:
+        KernelRefused: it cannot be imported.
+    """
+    if not name or not Backend.parse(name).is_kernel:
+        return None
+    return ServedKernel(name, kernels.load(name), device)
+
+
+def make_candidate(name: str) -> Candidate:
+    """Return the candidate of this name, which is built at its first use: a published kernel, or a ``module:function``.
+
+    Raises:
+        KernelRefused: nothing has this name. Any other failure is raised at the first use.
+    """
+    backend = Backend.parse(name)
+    if not backend.is_kernel:
+        known = ", ".join(sorted(kernels.published()))
+        raise KernelRefused(f"unknown candidate {name!r}; expected a module:function or one of {known}")
+    return LazyCandidate(name, lambda: KernelCandidate(name, backend.kernel()))
