@@ -174,7 +174,9 @@ def _covers(report: Report) -> str:
         for phase, some in (report.envelope.compared if report.envelope else {}).items()
         if some.get("total-tokens")
     ]
-    return "; ".join([*([counted(asked, "question")] if asked else []), *lengths]) or "see below"
+    covered = [each for suite in report.suites for each in suite.why if each.id == "probes-covered"]
+    probes = [f"probes to {each.values['longest']:,} tokens, {each.values['depth']} of them in decode" for each in covered]
+    return "; ".join([*([counted(asked, "question")] if asked else []), *lengths, *probes]) or "see below"
 
 
 def _next(report: Report) -> list[Row]:
