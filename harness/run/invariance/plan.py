@@ -41,7 +41,7 @@ class InvariancePlan:
         run: backend, model, device and engine flags.
         known: the features that arms toggle, by id.
         every: all features that can be toggled here; those that no arm toggles are off.
-        not_covered: features that cannot be toggled here, with the reason by id; empty if features were named.
+        not_covered: features that cannot be toggled here, with the reason by id, or none if features were named.
         arms: in the order in which they run, without the base.
         mode: how they were chosen.
         minutes: how long to run arms, or 0 for no limit. Failing arms are then reduced without a limit.
