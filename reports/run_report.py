@@ -175,7 +175,9 @@ def _covers(report: Report) -> str:
         if some.get("total-tokens")
     ]
     covered = [each for suite in report.suites for each in suite.why if each.id == "probes-covered"]
-    probes = [f"probes to {each.values['longest']:,} tokens, {each.values['depth']} of them in decode" for each in covered]
+    probes = [
+        f"probes to {each.values['longest']:,} tokens, {each.values['depth']} of them in decode" for each in covered
+    ]
     return "; ".join([*([counted(asked, "question")] if asked else []), *lengths, *probes]) or "see below"
 
 

@@ -48,6 +48,10 @@ def claim(run: RunEvidence) -> Judged:
         return Judged(checks=[required.check("missing", state("probes-not-asked"))])
     limits = _limits(run, both["reference"])
     suite = judge_probes(both["reference"], both["candidate"], limits, run.noise)
+    if suite.verdict == "regression" and (unknown := run.rounding) is not None and unknown.not_measured:
+        # What differs may be the declared rounding, whose cost nothing bounds here.
+        why = state("rounding-not-measured", declared=unknown.declared, said=unknown.not_measured)
+        suite = suite.model_copy(update={"verdict": "inconclusive", "p_regression": None, "why": (why, *suite.why)})
     parts = {}
     if traced := [each for each in records["reference"] if each.traced]:
         place, features = traced[0].traced, traced[0].features
@@ -128,7 +132,7 @@ def judge_probes(
     undecided = {condition: judged for condition, judged in outcomes.items() if judged.state not in ("differs", "same")}
     verdict: Verdict = "regression" if differing else "inconclusive" if undecided or unmet else "pass"
     excess = {condition: _excess(judged.distances, limits) for condition, judged in outcomes.items()}
-    covered = _covered(reference, candidate)
+    covered, metrics = _covered(reference, candidate), _metrics(outcomes, limits)
     if differing:
         condition = max(differing, key=lambda each: (excess[each], each == "cold"))
         why = [_differs(condition, differing[condition], reference[condition], limits, sorted(differing)), covered]
@@ -146,8 +150,8 @@ def judge_probes(
         verdict=verdict,
         why=tuple(why),
         p_regression=p,
-        metrics=tuple(_metrics(outcomes, limits)),
-        decided_by="",
+        metrics=tuple(metrics),
+        decided_by=max(metrics, key=lambda each: (each.value or 0.0) / (each.bound or 1.0)).id if metrics else "",
     )
 
 

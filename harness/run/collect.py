@@ -33,6 +33,7 @@ from assay.harness.run.logit_scoring import SCORINGS, score
 from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import check_accepted, check_asked
 from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, interview, is_answered
+from assay.harness.run.rounding import measure_rounding
 from assay.harness.run.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.run.servers import make_run_engine, manifest_of, record_fingerprint, resolve_sides, running, together
 from assay.harness.sides import ROLES, Role
@@ -71,6 +72,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
             display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {most:,}.")
             folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
         _resolve(plan, folder)
+        measure_rounding(plan, folder, display)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
 

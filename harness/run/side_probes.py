@@ -102,7 +102,7 @@ def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass,
     base = next(iter(passes_of(folder.server_folder("reference"), folder.nonce)), None)
     answers = {reply.probe: reply.decode.tokens for reply in base.replies} if base else {}
     recurrent, again = model_shape(plan.model).recurrent, _AT_ONCE if record.why == "trace again" else 0
-    asked = AskedArm(_load(plan), features, record.label, answers, again=again, recurrent=recurrent)
+    asked = AskedArm(load_of(plan), features, record.label, answers, again=again, recurrent=recurrent)
     with tracing(engine, place, record):
         over = ask(engine, place, asked)
     known = features_of(plan.spec.device)
@@ -122,7 +122,8 @@ def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass,
     )
 
 
-def _load(plan: Plan) -> ProbeLoad:
+def load_of(plan: Plan) -> ProbeLoad:
+    """Make the probes for both models of a run."""
     shapes = [model_shape(folder) for folder in plan.models.values()]
     context, vocabulary = min(shape.context for shape in shapes), min(shape.vocabulary for shape in shapes)
     return probe_load(plan.spec.device, context, vocabulary)
