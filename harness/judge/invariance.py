@@ -317,8 +317,6 @@ def _finding(ran: _Arms, judged: PassOutcome, outcomes: Sequence[PassOutcome], p
     # Each feature of the arm, with the features that it requires.
     parts = [] if askings else sorted({closed([id_], ran.known) for id_ in judged.arm} - {judged.arm}, key=sorted)
     alone = [(name_of(arm), _alone(states.get(arm), outcomes, arm)) for arm in parts]
-    unrun = [name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
-    wider = [name_of(each.arm) for each in outcomes if each.state == "differs" and judged.arm < each.arm]
     # Settings of the servers that were given to the library and have no flag. Values may be secret.
     side = manifest.spec["reference"]
     beyond = {"environment": [*side.get("environment", ())], "interpreter": side.get("interpreter")}
@@ -332,9 +330,7 @@ def _finding(ran: _Arms, judged: PassOutcome, outcomes: Sequence[PassOutcome], p
         *((judged.first, each) for each in judged.why),
         (True, parted.inside),
         (any(beyond.values()), state("not-in-command", **beyond)),
-        (unrun, state("seen-besides", what="unrun", names=unrun)),
         (askings, state("seen-besides", what="unsteady", names=[])),
-        *((True, state("seen-besides", what="wider", names=[each])) for each in dict.fromkeys(wider[:4])),
     ]
     first = f"first at {ran.place(judged.first)}" if judged.first else "in the generated text"
     words = shlex.split(manifest.command)

@@ -45,8 +45,15 @@ def claim(run: RunEvidence) -> Judged:
     records, required = _records(run), Requirement("probes-compared")
     both = {role: _by_condition(made) for role, made in records.items()}
     if any(len(passes) < len(CONDITIONS) for passes in both.values()):
-        return Judged(checks=[required.check("missing", state("probes-not-asked"))])
+        said = next((each.problem for made in records.values() for each in made if each.problem), "")
+        other = any(side.engine != "sglang" for side in run.spec.sides.values())  # whose servers are not asked any
+        return Judged(
+            checks=[required.check("not checked" if other else "missing", state("probes-not-asked", said=said))]
+        )
     limits = _limits(run, both["reference"])
+    for role, server in run.servers.items():
+        if server.arguments.get("disable_radix_cache"):  # as asked: the same tokens are compared, computed anew
+            both[role] = {condition: _without_cache(made) for condition, made in both[role].items()}
     suite = judge_probes(both["reference"], both["candidate"], limits, run.noise)
     if suite.verdict == "regression" and (unknown := run.rounding) is not None and unknown.not_measured:
         # What differs may be the declared rounding, whose cost nothing bounds here.
@@ -65,6 +72,11 @@ def claim(run: RunEvidence) -> Judged:
         least, differs = least_error(_dtype(run), another_kernel=True), suite.verdict == "regression"
         parts["parting"] = parting_of(place, passes, base, limits, least, run.folder.nonce, differs=differs)
     return Judged(suite=suite, checks=[required.check("ok", suite.why[-1])], parts=parts)
+
+
+def _without_cache(made: ProbePass) -> ProbePass:
+    """Return a pass of a server without a prefix cache, which cannot meet the conditions that need one."""
+    return made.model_copy(update={"unseen": {}, "seen": dict.fromkeys(made.features, "") | made.seen})
 
 
 def faults_seen(run: RunEvidence, place: Path) -> list[FaultSeen]:
@@ -99,7 +111,7 @@ def _by_condition(made: Sequence[ProbePass]) -> dict[str, ProbePass]:
         condition: each
         for condition, features in CONDITIONS.items()
         for each in made
-        if each.traced is None and set(each.features) == features
+        if each.traced is None and each.complete and set(each.features) == features
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from assay.evals.probes import Probe
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.counters import Admission
-from assay.harness.evidence.probes import ProbeReply
+from assay.harness.evidence.probes import ProbePass, ProbeReply
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,13 @@ def switched(feature: Feature, over: Pass, base: Pass | None) -> tuple[str, str]
     if on and base is not None and (too := shown(feature, base)[0]):
         return "", f"the base has it too: {too}; remove the engine's own flag that sets it"
     return on, why
+
+
+def answered(record: ProbePass, over: Pass, proofs: Mapping[str, tuple[str, str]]) -> ProbePass:
+    """Return the record of a pass with its replies and, by feature, the proof that it was on, or the reason why there is none."""
+    seen = {id_: proof for id_, (proof, _) in proofs.items() if proof}
+    unseen = {id_: why for id_, (proof, why) in proofs.items() if not proof}
+    return record.model_copy(update={"replies": tuple(over.replies), "seen": seen, "unseen": unseen})
 
 
 def shown(feature: Feature, over: Pass) -> tuple[str, str]:

@@ -15,20 +15,23 @@ from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.errors import EngineError
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.probes import CONDITIONS, ProbePass, passes_of, record_pass
 from assay.harness.judge.side_probes import farthest
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
-from assay.harness.run.probe_proof import shown, split
+from assay.harness.run.probe_proof import answered, shown, split
 from assay.harness.run.probes import TRACE_BYTES, AskedArm, ask, tracing
 from assay.harness.run.run_folder import asked_roles
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Role, flag_values
 
 # The reference's traces: alone, and again in another batch; probes sent at once for the latter.
 _TRACES: dict[Role, tuple[str, ...]] = {"reference": ("trace", "trace again"), "candidate": ("trace",)}
 _AT_ONCE = 2
+# Flags that limit the tokens of a request.
+_LIMITS = ("--context-length", "--max-total-tokens")
 PROBED = {FORCED: "1", TRACE: str(TRACE_BYTES)}
 """Environment of a server that is asked the probes."""
 
@@ -36,7 +39,8 @@ PROBED = {FORCED: "1", TRACE: str(TRACE_BYTES)}
 def compares_probes(plan: Plan) -> bool:
     """Return True if a run asks its servers the probes."""
     more_than_backend = bool(set(plan.spec.treatment) - {"backend"})
-    return "logits" in plan.spec.workload.suites and plan.roles == ROLES and not plan.has_url and more_than_backend
+    asked = "logits" in plan.spec.workload.suites and plan.roles == ROLES and not plan.has_url
+    return asked and more_than_backend and all(side.engine == "sglang" for side in plan.spec.sides.values())
 
 
 def open_passes(plan: Plan, folder: RunFolder, role: Role) -> list[ProbePass]:
@@ -70,9 +74,7 @@ def ask_probes(
 def trace_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
     """Return True if a role's server is still to be traced on a probe."""
     made = passes_of(folder.server_folder(role), folder.nonce)
-    return len([each for each in made if each.traced is None]) == len(CONDITIONS) and not any(
-        each.traced for each in made
-    )
+    return [each.complete and each.traced is None for each in made] == [True] * len(CONDITIONS)
 
 
 def trace_sides(engine: Engine, plan: Plan, folder: RunFolder) -> None:
@@ -103,27 +105,23 @@ def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass,
     answers = {reply.probe: reply.decode.tokens for reply in base.replies} if base else {}
     recurrent, again = model_shape(plan.model).recurrent, _AT_ONCE if record.why == "trace again" else 0
     asked = AskedArm(load_of(plan), features, record.label, answers, again=again, recurrent=recurrent)
-    with tracing(engine, place, record):
-        over = ask(engine, place, asked)
+    try:
+        with tracing(engine, place, record):
+            over = ask(engine, place, asked)
+    except EngineError as error:
+        engine.check()  # a server that died ends the run; one that refuses a probe does not
+        record_pass(place / under, record.model_copy(update={"problem": error.found}), folder.nonce)
+        return
     known = features_of(plan.spec.device)
-    proofs = {id_: shown(known[id_], over) for id_ in record.features}
-    seen = {id_: said for id_, (said, _) in proofs.items() if said}
-    record_pass(
-        place / under,
-        record.model_copy(
-            update={
-                "replies": tuple(over.replies),
-                "seen": seen | ({"chunks": chunks} if (chunks := split(over)) else {}),
-                "unseen": {id_: why for id_, (said, why) in proofs.items() if not said},
-                "seconds": time.monotonic() - begun,
-            }
-        ),
-        folder.nonce,
-    )
+    made = answered(record, over, {id_: shown(known[id_], over) for id_ in record.features})
+    chunks = {"chunks": said} if (said := split(over)) else {}
+    made = made.model_copy(update={"seen": made.seen | chunks, "seconds": time.monotonic() - begun})
+    record_pass(place / under, made, folder.nonce)
 
 
 def load_of(plan: Plan) -> ProbeLoad:
     """Make the probes for both models of a run."""
     shapes = [model_shape(folder) for folder in plan.models.values()]
-    context, vocabulary = min(shape.context for shape in shapes), min(shape.vocabulary for shape in shapes)
-    return probe_load(plan.spec.device, context, vocabulary)
+    given = [flag_values(side.flags).get(flag, "") for side in plan.spec.sides.values() for flag in _LIMITS]
+    context = min([*(shape.context for shape in shapes), *(int(value) for value in given if value.isdigit())])
+    return probe_load(plan.spec.device, context, min(shape.vocabulary for shape in shapes))

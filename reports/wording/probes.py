@@ -61,5 +61,7 @@ def _probe_kl(metric: Metric, condition: str, measure: str, worst: float, positi
 
 SENTENCES: Templates = {
     "rounding-not-measured": "What {declared} may cost is not known, since {said}; logits_limit in the policy may bound it.",
-    "probes-not-asked": Found("not every condition was asked", "let assay start both servers, and see their logs"),
+    "probes-not-asked": Found(
+        "not every condition was asked{said:if : {said}|}", "let assay start both servers, and see their logs"
+    ),
 }

@@ -24,7 +24,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance.plan import InvariancePlan
 from assay.harness.run.invariance.reduction import reduce, unexplained
 from assay.harness.run.machine import origin_of
-from assay.harness.run.probe_proof import Pass, switched
+from assay.harness.run.probe_proof import Pass, answered, switched
 from assay.harness.run.probes import AskedArm, ask, switched_on, tracing, write_texts
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
 from assay.harness.run.side_probes import PROBED
@@ -204,15 +204,7 @@ class InvarianceSession:
         own = base_of(arm, known)
         against = {id_: self._passes.get(BASE if id_ in own else own) for id_ in arm}
         proofs = {id_: switched(known[id_], over, against[id_]) for id_ in sorted(arm)}
-        return record.model_copy(
-            update={
-                "server": server.number,
-                "replies": tuple(over.replies),
-                "texts": texts,
-                "seen": {id_: what for id_, (what, _) in proofs.items() if what},
-                "unseen": {id_: why for id_, (what, why) in proofs.items() if not what},
-            }
-        )
+        return answered(record, over, proofs).model_copy(update={"server": server.number, "texts": texts})
 
     def _sensitivity(self) -> None:
         """Ask the base's server with a seeded fault: a comparison that misses it proves nothing."""
