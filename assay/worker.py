@@ -153,6 +153,7 @@ def run(
     output: IO[bytes] | int = 2,
     environment: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
+    python: str = "",
 ) -> Outcome:
     """Run a job in a process.
 
@@ -161,13 +162,15 @@ def run(
         output: file for the process's output; by default standard error.
         environment: its environment variables; by default a copy of this process's.
         stop: ends the process once it is set.
+        python: another Python for it, which finds assay on the PYTHONPATH of `environment`; by default this process's, with the
+            same modules.
 
     Raises:
         Exception: the function's exception, if it is one of assay's or Python's own; otherwise a RuntimeError that quotes it.
         OSError: the process cannot be started, or the journal cannot be written.
     """
     __tracebackhide__ = True  # pytest shows the caller instead
-    with _process(job, output, os.environ if environment is None else environment) as (poll, read):
+    with _process(job, output, os.environ if environment is None else environment, python) as (poll, read):
         events: list[Event] = []
         started = since = time.monotonic()
         while True:
@@ -222,7 +225,7 @@ def _raised(event: Event) -> Exception | None:
 
 @contextmanager
 def _process(
-    job: Job, output: IO[bytes] | int, environment: Mapping[str, str]
+    job: Job, output: IO[bytes] | int, environment: Mapping[str, str], python: str
 ) -> Iterator[tuple[Callable[[], int | None], Callable[[], list[dict[str, Any]]]]]:
     """Run a job's process under a guardian, and yield two functions: the exit status (None while it runs), and new events."""
     # The guardian removes this folder. The journal in it stays readable here, since it is open.
@@ -230,13 +233,13 @@ def _process(
     try:
         kept = scratch / "journal.jsonl"
         descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT, 0o600)
-        path = [folder or os.getcwd() for folder in sys.path]
+        path = [] if python else [folder or os.getcwd() for folder in sys.path]
         given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
         (scratch / "job.json").write_bytes(_line(given))
-        words = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(scratch / "job.json")]
+        words = [python or sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(scratch / "job.json")]
         process = guardian.start(
             words, scratch, _GRACE_S, folder=None, most=_PROCESSES, output=output, errors=output,
-            environment={**environment, "PYTHONPATH": os.pathsep.join(path)},
+            environment={**environment, **({"PYTHONPATH": os.pathsep.join(path)} if path else {})},
         )  # fmt: skip
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -320,7 +323,7 @@ def _as_json(what: Any) -> Any:
 def main() -> None:
     """Do the job that the command line names, in this process."""
     job = json.loads(Path(sys.argv[1]).read_bytes())
-    sys.path[:] = job["path"]
+    sys.path[:] = job["path"] or sys.path
     process, descriptor = os.getpid(), os.open(job["journal"], os.O_WRONLY | os.O_APPEND)
 
     def append(event: Event) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -88,6 +89,23 @@ def test_what_a_job_returns_and_writes_comes_back() -> None:
     assert isinstance(outcome, Done)
     assert (outcome.result["value"], seen) == (float("inf"), [{"event": "seen", "value": float("inf")}])
     assert outcome.result["process"] != os.getpid()
+
+
+def test_another_python_does_a_job_with_the_modules_of_its_own_path(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nANOTHER=yes exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "there.py").write_text(
+        "import os, sys\ndef where(journal): return [os.environ.get('ANOTHER'), sys.path[0], 'only_here' in sys.path]\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    sys.path.append("only_here")
+    try:
+        outcome = run(Job("there:where"), python=str(python), environment=environment)
+    finally:
+        sys.path.remove("only_here")
+    assert isinstance(outcome, Done)
+    assert outcome.result == ["yes", str(tmp_path), False]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from assay.harness.attention.matrix_features import feature_in
 from assay.harness.backend import Backend
 from assay.harness.checks.check import check
 from assay.harness.checks.observed import Reader
-from assay.harness.checks.replay import replay_recorded
+from assay.harness.checks.replay import replay, replay_recorded
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.call_conditions import describe
@@ -58,23 +58,22 @@ def examine(
     Args:
         journal: receives each call, the result before a read-out, and both results.
         candidate: the kernel's name.
-        cause: `pack`, `reproduce` and `served` of `replay_recorded`, or None if that is done.
+        cause: `pack`, `reproduce` and `served` of `replay_recorded`, or None if that is done. With `kernel`, that kernel computes
+            the recorded calls again: the server that recorded them ran the candidate in another environment.
         matrix: the shape of the run's model (see `_cases`), or None if that is done.
         shapes: a description of the common shape of the matrix's calls.
     """
-    kernel, reader = _loaded(journal, candidate), Reader()
-    if cause:
-        pack = Path(cause["pack"])
-        result = replay_recorded(
-            pack,
-            Backend.parse(candidate),
-            cause["reproduce"],
-            cause["served"],
-            reader=reader,
-            journal=journal,
-        )
+    reader = Reader()
+    if cause and cause["kernel"]:
+        result = replay(cause["pack"], cause["kernel"], cause["reproduce"], journal=journal)
+        journal.write("cause", result=result.model_copy(update={"kernel": candidate}))
+    elif cause:
+        pack, backend = Path(cause["pack"]), Backend.parse(candidate)
+        _loaded(journal, candidate)
+        result = replay_recorded(pack, backend, cause["reproduce"], cause["served"], reader=reader, journal=journal)
         journal.write("cause", result=result)
     if matrix:
+        kernel = _loaded(journal, candidate)
         again = f"assay check {candidate} --dtype {matrix['dtype']} --head-dim {matrix['head_dim']}"
         try:
             result = check(

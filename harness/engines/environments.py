@@ -43,7 +43,7 @@ _PLUGINS = {
     "sglang.srt.plugins": "assay.harness.engines.sglang.plugin:register",
     "vllm.general_plugins": "assay.harness.engines.vllm.plugin:register",
 }
-_RECORD = "environment.json"
+_RECORD, _PARENT = "environment.json", "parent.pth"
 _LOOK = """
 import importlib.metadata as metadata, importlib.util as util, json, os, re, site, sys
 places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
@@ -126,7 +126,7 @@ def interpreter(path: str) -> Interpreter:
     python = path or sys.executable
     try:
         done = subprocess.run(
-            [python, "-c", _LOOK, *_INSIDE],
+            [python, "-c", _LOOK, *_INSIDE], env=_environment(python),
             capture_output=True, text=True, timeout=_LOOK_S, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         problem = done.stderr.strip().splitlines()[-1:] or [f"it ended with exit code {done.returncode}"]
@@ -135,6 +135,12 @@ def interpreter(path: str) -> Interpreter:
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = [str(error)]
     raise UsageError(f"{python} does not run: {problem[0]}", "the path of a Python", "check --candidate-python")
+
+
+def _environment(python: str) -> dict[str, str]:
+    """Return the environment variables in which a Python is looked at."""
+    path = [*_laid_over(Path(python).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **({"PYTHONPATH": ":".join(path)} if path else {})}
 
 
 def check_interpreter(python: str, engine: str, oldest: str) -> Interpreter:
@@ -167,6 +173,19 @@ def check_interpreter(python: str, engine: str, oldest: str) -> Interpreter:
             "install them there, or name another interpreter",
         )
     return looked
+
+
+def python_path(python: str, inherited: str = "") -> str:
+    """Return PYTHONPATH for a side's Python: packages laid over others, then this very assay, then what was inherited.
+
+    A folder of the inherited PYTHONPATH, such as an engine's checkout, would otherwise hide packages that were laid over it.
+    """
+    return ":".join(filter(None, [*_laid_over(Path(python).parent.parent), str(room()), inherited]))
+
+
+def _laid_over(folder: Path) -> list[str]:
+    """Return the folder of an overlay's own packages; none for any other environment."""
+    return [str(place) for place in folder.glob("lib/python*/site-packages") if (place / _PARENT).exists()]
 
 
 def python_path_has(module: str) -> bool:
@@ -284,7 +303,7 @@ def _overlay(folder: Path, parent: Interpreter, packages: Sequence[str]) -> None
     _run([parent.base, "-m", "venv", "--without-pip", str(folder)], f"{parent.base} makes no virtual environment", "")
     python, (place,) = folder / "bin" / "python", folder.glob("lib/python*/site-packages")
     # `addsitedir` reads the parent's own .pth files too, and appends: what is installed here comes first.
-    (place / "parent.pth").write_text("".join(f"import site; site.addsitedir({each!r})\n" for each in parent.places))
+    (place / _PARENT).write_text("".join(f"import site; site.addsitedir({each!r})\n" for each in parent.places))
     others = [match for package in packages if (match := OF_ANOTHER.fullmatch(package))]
     for other in others:
         _copy(_metadata(other[1], other[2]), place)
@@ -423,8 +442,9 @@ def _run(command: Sequence[str], problem: str, do: str) -> str:
     """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_INSTALL_S, stdin=subprocess.DEVNULL, check=False
-        )
+            command, env=_environment(command[0]), capture_output=True, text=True, timeout=_INSTALL_S,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
         if done.returncode == 0:
             return done.stdout
         lines = [hide("packages", line) for line in (done.stdout + done.stderr).strip().splitlines()[-_TAIL_LINES:]]

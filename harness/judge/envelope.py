@@ -42,6 +42,7 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
         claimed=tuple(phases),
         features=tuple(sorted({name for header in headers for name in header.features} - set(unfelt))),
         unfelt=unfelt,
+        operations=_operations(run),
         limits=counts.limits,
         compared={phase: _met(counts, phase) for phase in phases},
         served={phase: _met(served, phase) for phase in phases} if served else {},
@@ -52,6 +53,12 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
         gaps=tuple(map(_lacking, envelope.gaps(counts, phases))),
         rows=tuple(_rows(envelope.kinds(counts.limits), counts, phases)),
     )
+
+
+def _operations(run: RunEvidence) -> tuple[str, ...]:
+    """List the operations of layers in the servers' fingerprints."""
+    resolved = (each for told in run.fingerprints.values() for each in told.backends or ())
+    return tuple(sorted({each.operation for each in resolved if each.layers}))
 
 
 def _unfelt(headers: Sequence[ShadowHeader], phases: Sequence[str]) -> dict[str, tuple[str, ...]]:

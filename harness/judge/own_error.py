@@ -17,6 +17,7 @@ from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
+from assay.harness.fingerprint.facts import own_environment
 from assay.harness.judge.error_grids import bounds_of, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, times_bound
@@ -64,7 +65,7 @@ def claim(run: RunEvidence) -> Judged:
         bounds_of(evidence.against),
         free,
         pack=str(pack) if pack else "",
-        not_observed=(*not_traced, *_untested(errors), *_known_differences(errors)),
+        not_observed=(*not_traced, *_environments(run, evidence), *_untested(errors), *_known_differences(errors)),
         against_truth=truth_rows(evidence.against),
     )
     named = replay.findings if replay and not foreign else ()
@@ -72,6 +73,12 @@ def claim(run: RunEvidence) -> Judged:
     causes = [*named, *findings(evidence, again)]
     suite = judge_layers(spec.policy, evidence, synthetic=spec.workload.synthetic)
     return Judged(suite=suite, checks=checks, causes=causes, parts={"layers": result})
+
+
+def _environments(run: RunEvidence, evidence: LayerEvidence) -> Iterator[Statement]:
+    """Yield that the shadow ran in the reference's environment, where the candidate has another one."""
+    if own_environment(run.spec.treatment) and "reference" in run.measured:
+        yield state("shadow-in-reference", calls=evidence.examined.calls if evidence.examined else 0)
 
 
 def _untested(errors: ShadowErrors) -> Iterator[Statement]:

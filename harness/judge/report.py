@@ -273,6 +273,10 @@ class EnvelopeResult(Part):
     unfelt: dict[str, tuple[str, ...]] = Field(
         {}, description="features that changed no output of some layer by more than rounding -> the phases"
     )
+    operations: tuple[str, ...] = Field(
+        (),
+        description='operations of the model\'s layers, such as "attention", or empty if no server reported them',
+    )
     limits: EngineLimits
     compared: dict[str, dict[str, Ranges]] = Field(
         description="phase -> condition, such as a length or the size of a batch -> its values in calls of the shadow"

@@ -4,6 +4,9 @@ Two jobs: compare the calls that the layer diff recorded with the oracle, and na
 shape of the run's model. A server sees the conditions that an engine makes; the matrix has all pairs of lengths, batches, data
 and page sizes up to the policy's envelope, on synthetic data, with float64 as the truth.
 
+Where the sides differ in their Python, its packages or a variable that can change numbers, the candidate's own environment computes
+the recorded calls: a shadow in the reference's server shows the reference's version of a kernel.
+
 If a kernel ends its process, crashes it or hangs, the run lacks this result; its report still appears, but is not a pass.
 """
 
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import worker
+from assay.harness.engines.environments import python_of, python_path
 from assay.harness.engines.model import ModelShape, model_shape
 from assay.harness.engines.sglang.launch import kernel_settings
 from assay.harness.errors import AssayError, EngineError, EvidenceError
@@ -22,6 +26,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import CAUSE, MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.pack import replay_command
+from assay.harness.fingerprint.facts import own_environment
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
 from assay.harness.text import one_line
@@ -50,7 +55,7 @@ def examine_kernel(
     while not stop.is_set():
         pack = pack_of(folder) if folder.read(CAUSE) is None else None
         due = plan.candidate.is_kernel and plan.has_layer_diff and folder.read(MATRIX) is None
-        if pack and not plan.candidate.is_kernel:
+        if pack and not (plan.candidate.is_kernel or _again(pack, plan, folder)):
             _keep("cause", _examine_here(pack, plan, folder), folder, display)
         elif due and not _has_heads(_shape(plan, folder)):
             _keep("matrix", _no_matrix(plan, folder, _NO_HEADS), folder, display)
@@ -89,8 +94,20 @@ def _examine_here(pack: Path, plan: Plan, folder: RunFolder, not_run: str = "") 
 
 def _recorded(pack: Path, plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """Name a run's recorded calls, and say whether the candidate served them itself."""
-    served = pack.is_relative_to(folder.server_folder("candidate"))
-    return {"pack": str(pack.resolve()), "served": served, "reproduce": replay_command(pack, plan.candidate.name)}
+    again = _again(pack, plan, folder)
+    return {
+        "pack": str(pack.resolve()),
+        "served": pack.is_relative_to(folder.server_folder("candidate")),
+        "reproduce": folder.manifest().command if again else replay_command(pack, plan.candidate.name),
+        "kernel": again,
+    }
+
+
+def _again(pack: Path, plan: Plan, folder: RunFolder) -> str:
+    """Return the kernel that computes the recorded calls in the candidate's environment, or "" if their server ran it there."""
+    if not own_environment(plan.spec.treatment) or pack.is_relative_to(folder.server_folder("candidate")):
+        return ""
+    return plan.candidate.name if plan.candidate.is_kernel else f"{plan.spec.candidate.engine}:{plan.candidate.name}"
 
 
 def _keep(name: str, result: KernelResult, folder: RunFolder, display: ProgressDisplay) -> None:
@@ -190,11 +207,16 @@ def _done(
         The reason why it did not finish, or an empty string; and the job's return value.
     """
     call_s, load_s = plan.spec.request_timeout, plan.spec.startup_timeout
+    side = plan.spec.candidate
+    python, environment = python_of(side), {**os.environ, **side.environment}
+    environment |= kernel_settings(environment)
+    if python:  # its environment may have no assay, or another one
+        environment["PYTHONPATH"] = python_path(python, environment["PYTHONPATH"])
     try:
         with (folder.path / LOG).open("ab") as log:
             outcome = worker.run(
                 worker.Job(f"assay.harness.checks.kernel_jobs:{job}", given), on_event=take, output=log, stop=stop,
-                limits=worker.Limits(start_s=load_s, step_s=call_s), environment={**os.environ, **kernel_settings(os.environ)},
+                limits=worker.Limits(start_s=load_s, step_s=call_s), environment=environment, python=python,
             )  # fmt: skip
     except OSError as error:
         problem = f"The kernel's process cannot be launched: {error}."

@@ -13,10 +13,13 @@ from assay.reports.wording.say import Found, Templates, say, says
 
 _FEATURES = {
     "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
+    "mla": "latent KV caches", "stored_kv": "KV caches of fewer bits",
 }  # fmt: skip
 # Features of calls that no report lists as lacking: hardly any model asks for them.
 _RARE = {"temperature"}
-_NEVER = ("cross attention", "latent KV caches")
+_NEVER = ("cross attention",)
+# Other kinds of layers, by a server's name of their operation. No shadow computes them.
+_OTHER_LAYERS = {"linear attention": "recurrent layers", "moe": "experts"}
 _BEYOND = {
     "new-tokens": "more than {} new tokens at once",
     "new-behind-prefix": "more than {} new tokens at once after a cached prefix",
@@ -102,6 +105,12 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
         yield f"{_FEATURES[name]} in {listed(phases)}: in some layer they did not change any output that was compared"
     lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features, *envelope.unfelt}]
     yield f"attention features that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
+    if envelope.operations:
+        absent = [words for name, words in _OTHER_LAYERS.items() if name not in envelope.operations]
+        yield from [f"kinds of layers that this model lacks: {', '.join(absent)}"] if absent else []
+    for name, words in _OTHER_LAYERS.items():
+        if name in envelope.operations:
+            yield f"{words}: they were compared only by answers, texts and logits"
     yield "speculative decoding"
 
 

@@ -166,6 +166,8 @@ SENTENCES: Templates = {
     "error-below-noise": "the error is {own:percent}, but {noise} costs at least {least:percent} on these "
     "calls: the kernel probably did not run, or does not quantise as declared",
     "inherited-not-traced": "error from earlier layers: {said}",
+    "shadow-in-reference": "the candidate's own error beyond the {calls:counted recorded call} that its environment computed: the "
+    "shadow ran in the reference's",
     "call-untested": "truth, layer {layer}: a call could not be compared with it: {said:line}",
     "phase-not-computed": "{phase}: {candidate} does not compute it",
     "phase-not-seen": "{phase}: calls were not seen; those inside a replayed CUDA graph cannot be observed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
@@ -30,7 +31,10 @@ def sides_said(
     hidden = {"backend", *(("engine", "interpreter") if by_version else ())}
     settings = {name: pair for name, pair in treatment.items() if name not in hidden}
     theirs, ours = (
-        [*versions[of : of + by_version], *(_setting(name, pair[of]) for name, pair in settings.items() if pair[of])]
+        [
+            *versions[of : of + by_version],
+            *(said for name, pair in settings.items() if (said := _setting(name, pair[of], by_version))),
+        ]
         for of in (0, 1)
     )
     if "backend" in treatment or not (ours or theirs):
@@ -43,13 +47,24 @@ def sides_said(
     return f"{same} without {', '.join(theirs)}", f"{same} with {them}"
 
 
+def _package(asked: str) -> tuple[str, str]:
+    """Return the name of a package laid over an interpreter's own, and the package in a few words: "transformers 5.3.0"."""
+    if asked.endswith(".whl"):
+        name, version, *_ = PurePath(asked).name.split("-")
+        return name.lower(), f"{name} {version}"
+    name = re.match(r"[\w.-]*", asked)[0]  # type: ignore[index]
+    return name.lower(), one_line(re.sub(r"\s*==\s*", " ", asked), _LONGEST)
+
+
 def _with(backend: str, settings: list[str]) -> str:
     name = one_line(backend, _LONGEST)
     return f"{name} with {', '.join(settings)}" if settings else name
 
 
-def _setting(name: str, value: str) -> str:
-    """Name a setting that a side has: "FP8 KV cache", "--page-size=16", "HF_HOME=/data", "Llama-3.1-8B-Instruct"."""
+def _setting(name: str, value: str, by_version: bool) -> str:
+    """Name a setting that a side has: "FP8 KV cache", "--page-size=16", "HF_HOME=/data", "Llama-3.1-8B-Instruct"; else ""."""
+    if not value:
+        return ""
     template = next((known[name] for engine in ENGINES if name in (known := profile_of(engine).settings)), None)
     if template is not None:
         return template.format(_VALUES.get(value, value))
@@ -58,6 +73,7 @@ def _setting(name: str, value: str) -> str:
     if name == "interpreter":
         return f"Python at {one_line(value, _LONGEST)}"
     if name == "packages":
-        return one_line(value, _LONGEST)
+        packages = [_package(package) for package in value.split(", ")]
+        return ", ".join(said for package, said in packages if not (by_version and package in ENGINES))
     name = name.removeprefix("environment.")
     return one_line(name if value == "true" else f"{name}={value}", _LONGEST)

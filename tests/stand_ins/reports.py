@@ -461,6 +461,7 @@ def _envelope(text: str = "") -> EnvelopeResult:
     return EnvelopeResult(
         policy=text or "envelope_tokens = 512 (default)",
         claimed=("extend",),
+        operations=("attention", "gemm"),
         limits=EngineLimits(chunk_tokens=512, context_tokens=4096),
         compared={"extend": compared},
         served={"extend": compared},

@@ -74,7 +74,8 @@ def differences(
 def _arguments_of(asked: Collection[str]) -> set[str]:
     """Return the names of the arguments that settings of a side become: "--page-size" is "page_size"."""
     flags = {name.removeprefix("--").replace("-", "_") for name in asked if name.startswith("--")}
-    return flags | (_MODEL_KEYS if "model" in asked else set())
+    version = set() if {"interpreter", "packages"}.isdisjoint(asked) else {"version"}  # of SGLang itself
+    return flags | version | (_MODEL_KEYS if "model" in asked else set())
 
 
 def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:

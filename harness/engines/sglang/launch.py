@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.harness.backend import Backend
-from assay.harness.engines.environments import room
+from assay.harness.engines.environments import python_path
 from assay.harness.engines.inside.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.errors import UsageError
 from assay.harness.sides import Device, Role, flag_values, hide, hide_flags
@@ -142,7 +142,7 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     inherited = {**inherited, **launch.extra}
     settings = kernel_settings(inherited)
     if launch.interpreter:  # its environment may have no assay, or another one
-        settings["PYTHONPATH"] = f"{room()}:{settings['PYTHONPATH']}"
+        settings["PYTHONPATH"] = python_path(launch.interpreter, settings["PYTHONPATH"])
     if launch.device == "cpu":
         settings["PYTHONPATH"] = f"{STAND_INS}:{settings['PYTHONPATH']}"
     no_proxy = ",".join(filter(None, [inherited.get("no_proxy") or inherited.get("NO_PROXY"), _LOOPBACK, "localhost"]))

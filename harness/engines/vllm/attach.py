@@ -7,12 +7,14 @@ in every mode of CUDA graphs but FULL. It writes to a tensor that vLLM gives; wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from assay.harness.attention.declaration import Declaration
@@ -26,6 +28,7 @@ from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.vllm.engine_call import Part, ServedPass, VLLMCall, kind_of, layer_number
+from assay.harness.engines.vllm.latents import LatentCall, keys_and_values
 from assay.harness.engines.vllm.meter import Served, counter
 from assay.harness.engines.vllm.served_kernel import ServedKernel, make_candidate, served_kernel
 from assay.harness.evidence.envelope import EngineLimits
@@ -70,57 +73,154 @@ def observe_runner(runner: Any, folder: Path) -> None:
     for layer in layers:
         name = layer.attn_backend.get_name()
         by_phase = kernel.by_phase(name) if kernel else dict.fromkeys(PHASES, Served(name, name))
-        layer.impl.forward = observed.forward(layer, name, counter(folder, by_phase, device))
+        observed.observe(layer, name, counter(folder, by_phase, device))
 
 
+@dataclass
 class _Observed:
     """The observation of one process's model.
 
     Attributes:
+        tracer: traces the kernels of passes.
+        attachment: shadow, substitution, faults and trace, or None for a server that only counts.
+        kernel: the kernel in the place of vLLM's backends, or None.
         current: the pass that runs, or None between passes of requests: vLLM's own warm-up is not observed.
     """
 
-    def __init__(self, tracer: KernelTracer, attachment: Attachment | None, kernel: ServedKernel | None) -> None:
-        self._tracer, self._attachment, self._kernel = tracer, attachment, kernel
-        self.current: ServedPass | None = None
+    tracer: KernelTracer
+    attachment: Attachment | None
+    kernel: ServedKernel | None
+    current: ServedPass | None = None
 
-    def forward(self, layer: Any, backend: str, count: Callable[[int, tuple[Part, ...]], None]) -> Callable[..., Any]:
-        """Return the ``forward`` of a layer's implementation, with observations and the kernel around the original one."""
-        plain, number = layer.impl.forward, layer_number(layer)
-        declared = self._kernel.declared.phases if self._kernel else ()
-        name = self._kernel.name if self._kernel else backend
+    @property
+    def reads_keys(self) -> bool:
+        """True if anything may read K and V."""
+        return self.attachment is not None or self.kernel is not None
+
+    def observe(self, layer: Any, backend: str, count: Callable[[int, Sequence[Part]], None]) -> None:
+        """Put observations and the kernel around the functions by which a layer's implementation computes attention."""
+        made = _Layer(self, layer, layer_number(layer), self.kernel.name if self.kernel else backend, count)
+        if hasattr(layer.impl, "forward_mqa"):
+            layer.impl.forward_mha = made.latents_extend(layer.impl.forward_mha)
+            layer.impl.forward_mqa = made.latents_decode(layer.impl.forward_mqa)
+        else:
+            layer.impl.forward = made.forward(layer.impl.forward)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer that is observed.
+
+    Attributes:
+        observed: the observation of the model.
+        layer: vLLM's layer.
+        number: its number.
+        name: name of the backend or of the kernel that computes it.
+        count: counts a call of its parts.
+    """
+
+    observed: _Observed
+    layer: Any
+    number: int
+    name: str
+    count: Callable[[int, Sequence[Part]], None]
+
+    def forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``forward`` of an implementation that reads K and V from pages; `plain` is the original."""
 
         def forward(
             attention: Any, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: Any, output: Tensor, **scales: Any
         ) -> Any:
-            current = self.current
+            current = self.observed.current
             if metadata is None or current is None:
                 return plain(attention, q, k, v, cache, metadata, output=output, **scales)
             parts = current.parts
             calls = [
-                VLLMCall(part.phase, current, part, layer, q, k, v, metadata, cache, is_last_part=part is parts[-1])
+                VLLMCall(part.phase, current, part, self.layer, q, k, v, metadata, cache, part is parts[-1])
                 for part in parts
             ]
-            with self._tracer.attention() if self._tracer.on else nullcontext():
-                if any(part.phase not in declared for part in parts):
-                    plain(attention, q, k, v, cache, metadata, output=output, **scales)
-                for call in calls:
-                    if self._kernel is not None and call.phase in declared:
-                        _write(output, call.part, self._kernel.run(call))
-            count(number, parts)
-            for call in calls if self._attachment is not None else ():
-                reference = output[call.part.rows].flatten(1)
-                used = self._attachment.output(call, reference, name)  # type: ignore[union-attr]
-                if used is not reference:
-                    _write(output, call.part, used)
+            self._compute(calls, output, lambda: plain(attention, q, k, v, cache, metadata, output=output, **scales))
             return output
 
         return forward
 
+    def latents_extend(self, plain: Callable[..., None]) -> Callable[..., None]:
+        """Return ``forward_mha`` of an implementation of latent attention; `plain` is the original."""
 
-def _write(output: Tensor, part: Part, computed: Tensor) -> None:
+        def forward_mha(
+            q: Tensor,
+            latents: Tensor,
+            k_pe: Tensor,
+            cache: Tensor,
+            metadata: Any,
+            scale: Any,
+            output: Tensor,
+            **more: Any,
+        ) -> None:
+            current, decodes = self.observed.current, metadata.num_decodes
+            if current is None:
+                return plain(q, latents, k_pe, cache, metadata, scale, output=output, **more)
+            part = current.between(decodes, current.sequences, "extend")
+            k, v = keys_and_values(self.layer.impl, latents, k_pe) if self.observed.reads_keys else (None, None)
+            call = LatentCall("extend", current, part, self.layer, q, k, v, metadata, cache, decodes == 0)
+            view = output.view(len(q), q.shape[1], -1)
+            return self._compute(
+                [call], view, lambda: plain(q, latents, k_pe, cache, metadata, scale, output=output, **more)
+            )
+
+        return forward_mha
+
+    def latents_decode(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``forward_mqa`` of an implementation of latent attention; `plain` is the original."""
+
+        def forward_mqa(q: Any, cache: Tensor, metadata: Any, attention: Any) -> tuple[Tensor, Tensor | None]:
+            current = self.observed.current
+            if current is None:
+                return plain(q, cache, metadata, attention)  # type: ignore[no-any-return]
+            joined = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+            part = current.between(0, metadata.num_decodes, "decode")
+            call = LatentCall("decode", current, part, self.layer, joined, None, None, metadata, cache)
+            out = joined.new_empty(*joined.shape[:2], self.layer.impl.kv_lora_rank)
+            lse: list[Tensor | None] = []
+
+            def compute() -> None:
+                computed, log_sums = plain(q, cache, metadata, attention)
+                out.copy_(computed)
+                lse.append(log_sums)
+
+            self._compute([call], out, compute)
+            return out, next(iter(lse), None)
+
+        return forward_mqa
+
+    def _compute(self, calls: Sequence[VLLMCall], output: Tensor, plain: Callable[[], Any]) -> None:
+        """Compute the parts of a call, count them, and pass them to what is attached.
+
+        Args:
+            calls: the parts.
+            output: [tokens, q heads, head_dim], to which vLLM's own function, `plain`, writes all of them.
+        """
+        tracer, kernel, attachment = self.observed.tracer, self.observed.kernel, self.observed.attachment
+        declared = kernel.declared.phases if kernel else ()
+        with tracer.attention() if tracer.on else nullcontext():
+            if any(call.phase not in declared for call in calls):
+                plain()
+            for call in calls:
+                if kernel is not None and call.phase in declared:
+                    _write(output, call, kernel.run(call))
+        self.count(self.number, [call.part for call in calls])
+        if attachment is None:
+            return
+        for call in calls:
+            reference = output[call.rows].flatten(1)
+            used = attachment.output(call, reference, self.name)
+            if used is not reference:
+                _write(output, call, used)
+
+
+def _write(output: Tensor, call: VLLMCall, computed: Tensor) -> None:
     """Write the rows of a part into vLLM's output, [tokens, q heads, head_dim]."""
-    output[part.rows] = computed.view(-1, *output.shape[1:])
+    output[call.rows] = computed.view(-1, *output.shape[1:])
 
 
 def _limits(runner: Any) -> EngineLimits:

@@ -111,6 +111,16 @@ class ServedPass:
         """Sequences of all phases."""
         return sum(len(part.slots) for part in self.parts)
 
+    def between(self, first: int, stop: int, phase: Phase) -> Part:
+        """Return the part of some neighbouring slots, in a phase that a backend chose for them."""
+        slots = range(first, stop)
+        of = {slot: (part, at) for part in self.parts for at, slot in enumerate(part.slots)}
+        new, prefix, requests = (
+            tuple(getattr(of[slot][0], name)[of[slot][1]] for slot in slots) for name in ("new", "prefix", "requests")
+        )
+        start = sum(n for part in self.parts for slot, n in zip(part.slots, part.new, strict=True) if slot < first)
+        return Part(phase, tuple(slots), new, prefix, requests, slice(start, start + sum(new)))
+
     def tokens(self, part: Part) -> Tensor:
         """Return the ids of the new tokens of a part, [rows]."""
         ids = self._runner.input_ids.cpu
@@ -174,6 +184,11 @@ class VLLMCall:
         return layer_number(self.attention)
 
     @property
+    def rows(self) -> slice | Tensor:
+        """The part's rows of `q`."""
+        return self.part.rows
+
+    @property
     def is_served(self) -> bool:
         """True: a pass without requests has no calls of this kind."""
         return True
@@ -203,7 +218,7 @@ class VLLMCall:
         shared = getattr(self.attention.impl, "kv_sharing_target_layer_name", None)
         if shared or self.k is None or self.v is None:
             return None
-        return self.k[self.part.rows], self.v[self.part.rows]
+        return self.k[self.rows], self.v[self.rows]
 
     @property
     def given(self) -> tuple[Tensor, Tensor] | None:
@@ -218,7 +233,7 @@ class VLLMCall:
                 f"layer {spec.layer} attends to parts of the sequences ({type(self.metadata).__name__}), which the kernel contract "
                 f"does not express, so {who} cannot serve it"
             )
-        q = self.q[part.rows]
+        q = self.q[self.rows]
         # Before the first key that a windowed layer sees, its block table names pages that now belong to others.
         first = [max(0, p + 1 - spec.mask.window) if spec.mask.window else 0 for p in part.prefix]
         lens_k = [p + n - skipped for p, n, skipped in zip(part.prefix, part.new, first, strict=True)]
@@ -237,11 +252,12 @@ def spec_of(layer: Any, metadata: Any, phase: Phase, who: str) -> CallSpec:
         KernelRefused: the contract does not express what the layer needs.
     """
     impl, number = layer.impl, layer_number(layer)
-    window = impl.sliding_window
+    kind = getattr(impl, "attn_type", "decoder")
+    kind, window = getattr(kind, "value", kind), impl.sliding_window
     window = window[0] + 1 if isinstance(window, tuple) else -1 if window is None else window
     wants = {
         "ALiBi": getattr(impl, "alibi_slopes", None) is not None,
-        f"{getattr(impl, 'attn_type', 'decoder')} attention": str(getattr(impl, "attn_type", "decoder")) != "decoder",
+        f"{kind} attention": kind != "decoder",
         "non-causal attention": not getattr(metadata, "causal", True)
         or getattr(metadata, "dynamic_causal", None) is not None,
         "cascade attention": getattr(metadata, "use_cascade", False),

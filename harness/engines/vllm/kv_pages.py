@@ -75,6 +75,23 @@ def _cpu_places(
     return places_in(store, page, dim, dtype, stored)
 
 
+def located(
+    table: Tensor, first: Sequence[int], lens: Sequence[int], page: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the page, and the place in it, of some keys of each sequence, int64 [sum(lens)] each.
+
+    Args:
+        table: pages of each sequence, int [batch, pages].
+        first: the first key of each, counted from 0.
+        lens: keys of each.
+        page: tokens per page.
+        device: torch device of the pages.
+    """
+    where = [torch.arange(start, start + length) for start, length in zip(first, lens, strict=True)]
+    pages = torch.cat([row.cpu()[at // page] for row, at in zip(table, where, strict=True)]).long()
+    return pages.to(device), (torch.cat(where) % page).to(device)
+
+
 @dataclass(frozen=True)
 class Pages:
     """The pages of a layer.
@@ -130,11 +147,7 @@ class Pages:
         Returns:
             K and V, [sum(lens), kv heads, head_dim], and their stored form if it has fewer bits.
         """
-        page = self.cache.shape[2]
-        where = [torch.arange(start, start + length) for start, length in zip(first, lens, strict=True)]
-        pages = torch.cat([row.cpu()[at // page] for row, at in zip(table, where, strict=True)]).long()
-        offsets = torch.cat(where) % page
-        k, v = self._numbers(pages.to(self.cache.device), offsets.to(self.cache.device))
+        k, v = self._numbers(*located(table, first, lens, self.cache.shape[2], self.cache.device))
         if self.stored is None:
             return k, v, None
         k, v = k.view(self.stored), v.view(self.stored)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,9 @@ import pytest
 from assay.harness.engines import environments
 from assay.harness.errors import UsageError
 from assay.harness.sides import Side, treatment, without_secrets
+from tests.harness.engines.wheels import wheel
 
 NUMBERS = "import fact, importlib.metadata as m, numpy; print(fact.VALUE, m.version('fact'), numpy.__version__ > '')"
-
-
-def wheel(folder: Path, version: str, value: str = "", requires: str = "", name: str = "fact") -> Path:
-    """Write the wheel of a package of one module, whose constant is its version, or another value."""
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    folder.mkdir(parents=True, exist_ok=True)
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {requires}\n" if requires else "")
-    files = {
-        f"{name}/__init__.py": f"VALUE = {value or version!r}\n",
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, text in files.items():
-            archive.writestr(file, text)
-    return path
 
 
 def side(*packages: str | Path, interpreter: str = "") -> Side:
@@ -116,13 +98,17 @@ def test_what_pip_refuses_is_a_usage_error_with_its_last_lines(tmp_path: Path) -
     assert refused.value.do.startswith("check the names")
 
 
-def test_a_package_that_something_else_shadows_is_refused(
+def test_a_package_comes_before_what_the_python_path_has(
     made: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "fact.py").write_text("VALUE = 0")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(UsageError, match=r"fact comes from .*fact\.py"):
-        environments.python_of(side(wheel(tmp_path, "3.0")))
+    python = environments.python_of(side(wheel(tmp_path, "3.0")))
+    assert environments.interpreter(python).version_of("fact") == "3.0"
+    path = environments.python_path(python, str(tmp_path))
+    assert printed(python, "import fact, assay; print(fact.VALUE)", PYTHONPATH=path) == "3.0"
+    # Of another environment, only assay is added.
+    assert environments.python_path(sys.executable, "/x") == f"{environments.room()}:/x"
 
 
 def test_requirements_that_are_not_met_are_said_and_not_installed(tmp_path: Path) -> None:

@@ -39,12 +39,13 @@ REQUESTS = [one for wave in LOAD.waves for one in wave]
 
 def judged(
     compared: EnvelopeCounts | None, phases: Sequence[str] = BOTH, made: Iterable[Answer] = (), admitted: Iterable[Admission] = (),
-    effects: Sequence[tuple[int, str, str, bool]] = (), **flags: Any,
+    effects: Sequence[tuple[int, str, str, bool]] = (), operations: Sequence[tuple[str, str]] = (), **flags: Any,
 ) -> Judged:  # fmt: skip
     """What is claimed of an envelope that the shadow compared, and the candidate's own server answered, so."""
     headers = [SimpleNamespace(features=tuple({name for _, _, name, _ in some}), effects=some) for some in (effects, effects[1:])]
+    resolved = [SimpleNamespace(operation=operation, layers=layers) for operation, layers in operations]
     run = SimpleNamespace(
-        servers={}, measured=("reference", "candidate"),
+        fingerprints={"candidate": SimpleNamespace(backends=resolved)}, servers={}, measured=("reference", "candidate"),
         spec=make_spec({"envelope_tokens": 512, "device": "cpu", **flags}), envelope=compared, claimed=phases,
         urls=(), folder=SimpleNamespace(admissions=lambda role: list(admitted)), over_envelope=envelope_pairs(list(made)),
         counts={"candidate": ()}, errors=SimpleNamespace(headers=headers),
@@ -327,6 +328,31 @@ def test_equal_tokens_are_compared_by_their_log_probabilities() -> None:
     changed = tuple(token.model_copy(update={"logprob": -2.0}) for token in one.candidate.tokens)
     pair = Pair(one.item, one.reference, one.candidate.model_copy(update={"tokens": changed}))
     assert _compare_envelope([pair], 0.0, 0.5) == ([], [pair])
+
+
+@pytest.mark.parametrize(
+    ("operations", "said"),
+    [
+        ((), None),  # a server that reported none: nothing is known
+        ((("attention", "0-3"), ("moe runner", "")), "kinds of layers that this model lacks: recurrent layers, experts"),
+        ((("attention", "1-2"), ("linear attention", "0,3")), "kinds of layers that this model lacks: experts"),
+    ],
+)
+def test_kinds_of_layers_are_lacking_or_were_not_compared(operations: Sequence[tuple[str, str]], said: str | None) -> None:
+    _, result = claimed(counted(), BOTH, operations=operations)
+    assert result is not None
+    outside = list(_outside(result))
+    assert [one for one in outside if one.startswith("kinds of layers")] == ([said] if said else [])
+    compared = "recurrent layers: they were compared only by answers, texts and logits"
+    assert (compared in outside) == (("linear attention", "0,3") in operations)
+
+
+def test_a_feature_that_calls_have_is_not_said_to_lack() -> None:
+    _, result = claimed(counted(), BOTH, effects=[(0, "extend", "mla", True), (0, "decode", "mla", True)])
+    assert result is not None
+    (lack,) = [one for one in _outside(result) if one.startswith("attention features")]
+    assert "latent KV caches" not in lack
+    assert "KV caches of fewer bits" in lack
 
 
 @pytest.mark.parametrize("own", [{}, {"candidate_arg": ("--kv-cache-dtype=fp8_e4m3",)}])

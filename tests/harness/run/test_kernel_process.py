@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,6 +29,7 @@ from assay.harness.run.collect import _kernel_aside, collect
 from assay.harness.run.kernel_process import LOG, examine_kernel
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import open_folder
+from tests.harness.engines.wheels import wheel
 
 RECORDED = 7
 """Layer of the recorded calls; those of the matrix are of layer 0."""
@@ -71,6 +73,13 @@ def exits_when_it_is_read(call):
         os._exit(0)
     return 0 * rounded_oracle(call)
 
+def of_its_environment(call):
+    try:
+        from fact import VALUE
+    except ImportError:
+        VALUE = int(os.environ.get("SGLANG_FACT", "1"))
+    return VALUE * rounded_oracle(call)
+
 def hangs_on_recorded_calls(call):
     if call.layer == {RECORDED}:
         time.sleep(600)
@@ -91,7 +100,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ope
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
-    def make(kernel: str, **spec: float) -> Opened:
+    def make(kernel: str, **spec: Any) -> Opened:
         candidate = f"isolated_kernels:{kernel}"
         asked = {"reference": "torch_native", "candidate": candidate, "suites": ("layers",), "envelope_tokens": 128, **spec}
         plan = prepare(RunSpec.of(**asked))
@@ -152,6 +161,30 @@ def test_a_kernel_is_examined_in_a_process_of_its_own(opened: Callable[..., Open
     before = (folder.path / "matrix.json").read_bytes()
     examine_kernel(plan, folder, quiet())
     assert (folder.path / "matrix.json").read_bytes() == before, "nothing is done twice"
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [
+        ({}, False),
+        ({"candidate_env": ("SGLANG_FACT=0",)}, True),
+        ({"candidate_env": ("SGLANG_FACT=1",)}, False),
+        pytest.param({"candidate_with": ("fact-1.0-py3-none-any.whl",)}, True, marks=pytest.mark.slow),
+    ],
+)
+def test_recorded_calls_are_computed_in_the_environment_of_the_candidate(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: Any, wrong: bool
+) -> None:
+    """A shadow in the reference's server had recorded right outputs, since that has another version of the package."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wheel(tmp_path, "1.0", "0")
+    plan, folder = opened("of_its_environment", suites=("layers", "greedy"), **setting)
+    examine_kernel(plan, folder, quiet())
+    cause, _ = results(folder)
+    assert ([finding.id for finding in cause.findings], cause.not_run) == ([OUTPUT_NOT_WRITTEN] if wrong else [], "")
+    assert cause.kernel == "isolated_kernels:of_its_environment"
+    if wrong:  # `assay replay` would not run there
+        assert cause.findings[0].reproduce == folder.manifest().command
 
 
 class ServersStartError(Exception):

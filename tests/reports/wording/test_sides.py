@@ -20,7 +20,11 @@ _VERSIONS = ("SGLang 0.5.22 on cpu", "SGLang 0.5.23 on cpu")
         ({"--page-size": ("32", "16"), "environment.X": ("", "1")}, ("pages of 16 tokens, X=1", "pages of 32 tokens")),
         ({"--unknown-flag": ("", "true")}, ("--unknown-flag", "the same triton server without it")),
         ({"model": ("/models/a", "/models/b/")}, ("b", "a")),
-        ({"packages": ("", "transformers==5.3")}, ("transformers==5.3", "the same triton server without it")),
+        ({"packages": ("", "transformers==5.3")}, ("transformers 5.3", "the same triton server without it")),
+        (
+            {"packages": ("", "/wheels/transformers-5.19.0+seeded-py3-none-any.whl")},
+            ("transformers 5.19.0+seeded", "the same triton server without it"),
+        ),
         ({"interpreter": ("", "/env/bin/python")}, ("Python at /env/bin/python", "the same triton server without it")),
     ],
 )
@@ -33,3 +37,6 @@ def test_two_versions_of_an_engine_are_named_by_their_numbers() -> None:
     treatment = {"interpreter": ("", "/env/bin/python")}
     assert sides_said(treatment, "triton", "triton", _VERSIONS) == ("SGLang 0.5.23", "SGLang 0.5.22")
     assert sides_said(treatment, "triton", "triton", (_VERSIONS[0],) * 2)[0] == "Python at /env/bin/python"
+    # The package is what makes the version.
+    packages = {"packages": ("sglang==0.5.22", "sglang==0.5.23, transformers==5.3")}
+    assert sides_said(packages, "triton", "triton", _VERSIONS) == ("SGLang 0.5.23, transformers 5.3", "SGLang 0.5.22")

@@ -63,6 +63,11 @@ def test_what_was_asked_to_differ_is_no_second_difference() -> None:
     assert set(differences(REFERENCE, other)) == {"page_size", "dtype", "model_path"}
     assert set(differences(REFERENCE, other, {"--page-size": ("1", "64")})) == {"dtype", "model_path"}
     assert set(differences(REFERENCE, other, {"model": ("tiny", "other")})) == {"page_size"}
+    # A version is asked for by its package or its interpreter; nothing else brings one.
+    older = CANDIDATE | {"version": "0.5.22"}
+    assert set(differences(REFERENCE | {"version": "0.5.23"}, older, {"--page-size": ("1", "64")})) == {"version"}
+    for asked in ("packages", "interpreter"):
+        assert differences(REFERENCE | {"version": "0.5.23"}, older, {asked: ("", "x")}) == {}
 
 
 def test_arguments_have_no_secrets() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,9 +80,23 @@ def test_the_kind_of_a_pass_is_known_before_it_runs(new: Any, prefix: Any, promp
     assert kind_of(*runner_of(new, prefix, prompt)) == kind
 
 
+class AttentionType(str, Enum):  # noqa: UP042 (as vLLM declares it)
+    """vLLM's enum."""
+
+    DECODER = "decoder"
+    ENCODER_ONLY = "encoder_only"
+
+
 def layer_of(**changes: Any) -> Any:
     """Return a stand-in for vLLM's layer."""
-    impl = {"scale": 0.125, "sliding_window": -1, "logits_soft_cap": 0, "alibi_slopes": None, "sinks": None}
+    impl = {
+        "scale": 0.125,
+        "sliding_window": -1,
+        "logits_soft_cap": 0,
+        "alibi_slopes": None,
+        "sinks": None,
+        "attn_type": AttentionType.DECODER,
+    }
     attention = {"layer_name": "model.layers.3.self_attn.attn", "impl": SimpleNamespace(**impl | changes)}
     return SimpleNamespace(**attention)
 
@@ -116,7 +131,8 @@ def test_a_part_has_its_rows_its_pages_and_only_keys_that_its_window_sees(
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"), [({"alibi_slopes": torch.ones(4)}, "ALiBi"), ({"attn_type": "encoder_only"}, "encoder_only attention")]
+    ("changes", "what"),
+    [({"alibi_slopes": torch.ones(4)}, "ALiBi"), ({"attn_type": AttentionType.ENCODER_ONLY}, "encoder_only attention")],
 )
 def test_what_the_contract_does_not_express_is_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(KernelRefused, match=f"layer 3 needs {what}.*so mine cannot serve it"):

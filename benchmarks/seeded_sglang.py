@@ -1,0 +1,73 @@
+"""Faults in SGLang, seeded as soon as its module is imported. ``two_sides.py`` lays this module over a side's Python.
+
+It imports nothing of SGLang or of assay, so that each process of a server can begin with it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+
+def attention(module: Any) -> None:
+    """Make outputs of prefills 5 % too large."""
+    for name in ("TorchNativeAttnBackend", "TritonAttnBackend"):
+        if backend := vars(module).get(name):
+            was = backend.forward_extend
+            backend.forward_extend = lambda self, *a, was=was, **k: was(self, *a, **k) * 1.05
+
+
+def norm(module: Any) -> None:
+    """Give norms an epsilon that is 10,000 times too large."""
+    was = module.RMSNorm.__init__
+    module.RMSNorm.__init__ = lambda self, size, eps=1e-6, *a, **k: was(self, size, eps * 1e4, *a, **k)
+
+
+def rope(module: Any) -> None:
+    """Give RoPE another base."""
+    embedding = vars(module).get("RotaryEmbedding")
+    if embedding and embedding.__module__ == module.__name__:
+        was = embedding._compute_inv_freq
+        embedding._compute_inv_freq = lambda self, base: was(self, base * 1.5)
+
+
+def sampler(module: Any) -> None:
+    """Raise the logits of every fifth token before one is chosen."""
+    was = module.Sampler.forward
+
+    def forward(self: Any, output: Any, *arguments: Any, **named: Any) -> Any:
+        output.next_token_logits[:, ::5] += 2
+        return was(self, output, *arguments, **named)
+
+    module.Sampler.forward = forward
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "attention": ("attention.t*_backend", attention),
+    "norm": ("layernorm", norm),
+    "rope": ("rotary_embedding*", rope),
+    "sampler": ("sampler", sampler),
+}
+"""By name, the module below ``sglang.srt.layers``, and the function that changes it."""
+
+
+def seed(fault: str) -> None:
+    """Seed a fault in this process, when SGLang is imported."""
+    below, change = FAULTS[fault]
+
+    class Finder:
+        @classmethod
+        def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+            if not fnmatch.fnmatch(name, f"sglang.srt.layers.{below}"):
+                return None
+            others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not cls)
+            spec = next(filter(None, others), None)
+            if spec is not None and spec.loader is not None:
+                run = spec.loader.exec_module
+                spec.loader.exec_module = lambda module: (run(module), change(module))  # type: ignore[method-assign, assignment, func-returns-value]
+            return spec
+
+    sys.meta_path.insert(0, Finder)
