@@ -5,7 +5,6 @@ It imports nothing of SGLang or of assay, so that each process of a server can b
 
 from __future__ import annotations
 
-import fnmatch
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -14,10 +13,10 @@ from typing import Any
 
 def attention(module: Any) -> None:
     """Make outputs of prefills 5 % too large."""
-    for name in ("TorchNativeAttnBackend", "TritonAttnBackend"):
-        if backend := vars(module).get(name):
-            was = backend.forward_extend
-            backend.forward_extend = lambda self, *a, was=was, **k: was(self, *a, **k) * 1.05
+    name = "TritonAttnBackend" if module.__name__.endswith("triton_backend") else "TorchNativeAttnBackend"
+    backend = getattr(module, name)
+    was = backend.forward_extend
+    backend.forward_extend = lambda self, *a, **k: was(self, *a, **k) * 1.05
 
 
 def norm(module: Any) -> None:
@@ -28,10 +27,8 @@ def norm(module: Any) -> None:
 
 def rope(module: Any) -> None:
     """Give RoPE another base."""
-    embedding = vars(module).get("RotaryEmbedding")
-    if embedding and embedding.__module__ == module.__name__:
-        was = embedding._compute_inv_freq
-        embedding._compute_inv_freq = lambda self, base: was(self, base * 1.5)
+    was = module.RotaryEmbedding._compute_inv_freq
+    module.RotaryEmbedding._compute_inv_freq = lambda self, base: was(self, base * 1.5)
 
 
 def sampler(module: Any) -> None:
@@ -46,22 +43,22 @@ def sampler(module: Any) -> None:
 
 
 FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
-    "attention": ("attention.t*_backend", attention),
+    "attention": ("attention.torch_native_backend attention.triton_backend", attention),
     "norm": ("layernorm", norm),
-    "rope": ("rotary_embedding*", rope),
+    "rope": ("rotary_embedding.base", rope),
     "sampler": ("sampler", sampler),
 }
-"""By name, the module below ``sglang.srt.layers``, and the function that changes it."""
+"""By name, the modules below ``sglang.srt.layers`` (of 0.5.17 to 0.5.23), and the function that changes each."""
 
 
 def seed(fault: str) -> None:
     """Seed a fault in this process, when SGLang is imported."""
-    below, change = FAULTS[fault]
+    modules, change = FAULTS[fault]
 
     class Finder:
         @classmethod
         def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-            if not fnmatch.fnmatch(name, f"sglang.srt.layers.{below}"):
+            if name.removeprefix("sglang.srt.layers.") not in modules.split():
                 return None
             others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not cls)
             spec = next(filter(None, others), None)

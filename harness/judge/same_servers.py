@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from assay.evals.questions import parse_answer
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_cached_prefix
+from assay.harness.engines.sglang.arguments import ABSENT
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings, ServerManifest
@@ -36,7 +38,7 @@ def check_same_servers(
     differences: Mapping[str, tuple[str, str]],
     fingerprints: Mapping[Role, Fingerprint],
     *,
-    derived: Collection[str] = (),
+    derived: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     stored: bool = False,
     common: CommonSettings | None = None,
 ) -> Check:
@@ -44,7 +46,7 @@ def check_same_servers(
 
     Args:
         differences: arguments that differ beyond the treatment.
-        derived: those that differ because the engine derives them from the treatment.
+        derived: those that differ because each server has what its own engine resolves its command line to.
         fingerprints: each server's fingerprint, which decides last; a role whose server did not report it is missing.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
         common: the flags added to both so that their arguments agree, or None if they were not looked for.
@@ -61,7 +63,7 @@ def _compare_servers(
     servers: Mapping[Role, ServerManifest],
     differences: Mapping[str, tuple[str, str]],
     fingerprints: Mapping[Role, Fingerprint],
-    derived: Collection[str],
+    derived: Mapping[str, tuple[str, str]],
     stored: bool,
 ) -> tuple[CheckStatus, Statement]:
     if len(servers) < 2:
@@ -95,7 +97,14 @@ def _compare_servers(
     if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):
         return "missing", state("settings-not-compared", why=diff.unread)
     arguments, parts = len(servers["reference"].arguments), len(diff.compared) if diff else None
-    return "ok", state("servers-agree", stored=stored, arguments=arguments, parts=parts, derived=list(derived))
+    # Another version of the engine knows other arguments, and may not report every part of a fingerprint.
+    absent = [
+        (role, [name for name, values in derived.items() if values[of] == ABSENT]) for of, role in enumerate(ROLES)
+    ]
+    return "ok", state(
+        "servers-agree", stored=stored, arguments=arguments, parts=parts, derived=list(derived),
+        unknown=[(role, names) for role, names in absent if names], lost=list(diff.lost) if diff else [],
+    )  # fmt: skip
 
 
 def _compare_served(fingerprints: Mapping[Role, Fingerprint]) -> FingerprintDiff | None:

@@ -109,11 +109,16 @@ def _arguments_differ(arguments: list[tuple[str, str, str]], asked: list[str]) -
 
 
 @says
-def _servers_agree(stored: bool, arguments: int, parts: int | None, derived: Sequence[str] = ()) -> str:
+def _servers_agree(
+    stored: bool, arguments: int, parts: int | None, derived: Sequence[str] = (), unknown: Sequence[tuple[str, Sequence[str]]] = (),
+    lost: Sequence[str] = (),
+) -> str:  # fmt: skip
     same = "the stored reference and the candidate have the same model hash" if stored else "one model folder"
     served = "was not observed" if parts is None else f"agrees in {counted(parts, 'part')}"
     follow = f", and {counted(len(derived), 'other')} follow from the treatment ({few(derived, 3)})" if derived else ""
-    return f"{same}; {arguments - len(derived)} server arguments agree{follow}; what they served {served}"
+    lacks = "".join(f"; the {role} has no {few(names, 3)}" for role, names in unknown)
+    apart = f"; {listed(lost)} not compared, as one of them does not report it" if lost else ""
+    return f"{same}; {arguments - len(derived)} server arguments agree{follow}{lacks}; what they served {served}{apart}"
 
 
 @says

@@ -13,6 +13,7 @@ from assay.harness.judge.evidence import derived_arguments
 from assay.harness.sides import ROLES, Role, Side
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check
+from assay.reports.wording.say import found_in
 
 SPEC = RunSpec.of(reference="triton", candidate="mine")
 
@@ -30,7 +31,8 @@ def checked(servers: Mapping[Role, ServerManifest], differences: Mapping[str, tu
 
 
 def test_same_servers() -> None:
-    assert checked(PAIR, {}) == ("ok", state("servers-agree", stored=False, arguments=1, parts=None, derived=[]))
+    agree = state("servers-agree", stored=False, arguments=1, parts=None, derived=[], unknown=[], lost=[])
+    assert checked(PAIR, {}) == ("ok", agree)
     differ = state("arguments-differ", arguments=[("dtype", "float32", "bfloat16")], asked=["backend"])
     assert checked(PAIR, {"dtype": ("float32", "bfloat16")}) == ("failed", differ)
     assert checked(PAIR | {"candidate": server("http://x", ())}, {}) == ("missing", state("not-started-by-assay"))
@@ -55,6 +57,17 @@ def test_one_url_on_both_sides_is_named(reference: str, candidate: str, one: boo
     servers: dict[Role, ServerManifest] = {role: server(spec.sides[role].backend, (), role) for role in ROLES}
     check = rules.check_same_servers(spec.sides, servers, {}, {})
     assert (check.status, check.outcome.id) == (("failed", "one-server") if one else ("missing", "not-started-by-assay"))
+
+
+def test_the_arguments_and_records_that_another_version_lacks_are_said() -> None:
+    derived = {"new_flag": ("null", "absent"), "old_flag": ("absent", "false"), "other": ("1", "2")}
+    told: dict[Role, Fingerprint] = {role: served(role, config={"a": "1"}) for role in ROLES}
+    told["reference"] = served("reference", config={"a": "1"}, packages={"torch": "2"})
+    check = rules.check_same_servers(SPEC.sides, PAIR, {}, told, derived=derived)
+    assert check.status == "ok"
+    said = found_in(check.outcome).found
+    assert "the reference has no old_flag; the candidate has no new_flag" in said
+    assert "packages not compared, as one of them does not report it" in said
 
 
 def test_a_flag_that_was_asked_to_differ_must_differ_in_the_servers() -> None:

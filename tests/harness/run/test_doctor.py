@@ -64,6 +64,7 @@ def test_a_candidate_that_cannot_be_imported_is_not_called() -> None:
     assert "first-call" not in found
 
 
+@pytest.mark.sglang
 def test_without_a_candidate_the_engines_own_backends_are_examined() -> None:
     found = {one.id: one for one in examine(make_spec({}), candidate_named=False)}
     assert "torch_native" in found["candidate"].found
