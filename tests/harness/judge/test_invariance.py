@@ -80,7 +80,6 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     assert finding.claim.values["arm"] == "page-size + prefix-cache"
     assert finding.claim.values["alone"] == [["page-size", 0.0], ["prefix-cache", 0.0]]
     assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --arms=exactly"
-    assert shown_by(finding, "seen-besides", what="wider", names=["order + page-size + prefix-cache"])
 
 
 @pytest.mark.parametrize(("again", "askings"), [(0.3, ""), (0.0, " in 1 of 2 askings")])
