@@ -40,7 +40,7 @@ def _probes_undecided(parts: list[tuple[str, list[Statement]]]) -> str:
 
 @says
 def _probes_unmet(parts: list[tuple[str, str]]) -> str:
-    return f"Not met: {'; '.join(f'{_CONDITIONS[name]}: {why}' for name, why in dict.fromkeys(parts))}."
+    return f"Not met: {'; '.join(f'{_CONDITIONS[name]}: {why}' for name, why in dict.fromkeys(map(tuple, parts)))}."
 
 
 @says
