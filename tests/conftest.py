@@ -284,7 +284,7 @@ def _runs_are_planned_cheaply() -> Iterator[None]:
 def _memory_is_free(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the memory that other programs leave, except where servers are started."""
     if not request.node.get_closest_marker("server"):
-        monkeypatch.setattr("assay.harness.engines.sglang.memory.available_bytes", lambda device: 2**36)
+        monkeypatch.setattr("assay.harness.engines.memory.available_bytes", lambda device: 2**36)
 
 
 @pytest.fixture(scope="session", autouse=True)

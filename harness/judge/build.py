@@ -17,6 +17,7 @@ from assay.harness.judge import (
     latency,
     logits_suite,
     own_error,
+    parting,
     same_servers,
     sensitivity,
     side_probes,
@@ -45,6 +46,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     logits_suite.claim,
     own_error.matrix_claim,
     side_probes.claim,
+    parting.claim,
 )
 """The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on
 their results."""

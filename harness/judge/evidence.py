@@ -8,7 +8,8 @@ from typing import Any
 
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec, recorded_spec
-from assay.harness.engines.sglang.arguments import ABSENT, differences, flat
+from assay.harness.engines import registry
+from assay.harness.engines.arguments import ABSENT, differences
 from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
@@ -28,7 +29,7 @@ from assay.harness.judge.noise_limits import measured_noise
 from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.judge.report import SuiteResult
 from assay.harness.schema import Part
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Engine, Role
 from assay.harness.verdict import Check, Finding
 
 # Suites that compare both servers' answers.
@@ -203,36 +204,30 @@ def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest]
     return {server.role: server for server in servers}, {role: counts_of(folder, role) for role in ROLES}
 
 
-def argument_differences(
-    servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
-) -> dict[str, tuple[str, str]]:
-    """Return the server arguments that differ between the roles beyond the treatment."""
-    if len(servers) < len(ROLES):
-        return {}
-    reference, candidate = (servers[role].arguments for role in ROLES)
-    return differences(reference, candidate, treatment)
-
-
 def sorted_differences(
     folder: EvidenceFolder[Any], servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
 ) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
     """Sort the arguments that differ beyond the treatment into those that nobody asked for and those that follow from it."""
-    differ = argument_differences(servers, treatment)
+    differ = differences(servers, treatment)
     resolved = {role: record.arguments for role in ROLES if (record := folder.read(RESOLVED, role)) is not None}
-    derived = derived_arguments(differ, resolved)
+    kinds = {role: server.kind for role, server in servers.items()}
+    derived = derived_arguments(differ, resolved, kinds)
     return {name: values for name, values in differ.items() if name not in derived}, derived
 
 
 def derived_arguments(
-    differences: Mapping[str, tuple[str, str]], resolved: Mapping[Role, Mapping[str, Any]]
+    differences: Mapping[str, tuple[str, str]],
+    resolved: Mapping[Role, Mapping[str, Any]],
+    kinds: Mapping[Role, Engine],
 ) -> dict[str, tuple[str, str]]:
     """Return the differences that follow from the treatment: both servers have the arguments that their command lines resolve to.
 
     Args:
         resolved: arguments by role, from `Engine.resolved_arguments`, or {} if they were not requested.
+        kinds: each role's engine.
     """
-    if len(resolved) < len(ROLES):
+    if len(resolved) < len(ROLES) or len(set(kinds.values())) > 1:
         return {}
-    reference, candidate = (flat(resolved[role]) for role in ROLES)
+    reference, candidate = (registry.arguments(kinds[role]).flat(resolved[role]) for role in ROLES)
     own = {name: (reference.get(name, ABSENT), candidate.get(name, ABSENT)) for name in differences}
     return {name: values for name, values in differences.items() if own[name] == values}

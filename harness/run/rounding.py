@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.harness.engines.sglang import memory
+from assay.harness.engines import memory
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.progress import ProgressDisplay
@@ -108,6 +108,9 @@ def divergences_of(model: Path, sequences: Sequence[Sequence[int]], rounding: Ma
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     def load(dtype: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.harness.engines.client import number
-from assay.harness.engines.sglang.score import readable
+from assay.harness.engines.generation import readable
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.probes import ProbeReply, Scores
 
