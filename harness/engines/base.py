@@ -110,6 +110,23 @@ def never() -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class TracedPrompt:
+    """A prompt of token ids that is computed to be observed inside the server; what is generated is not kept.
+
+    Attributes:
+        name: unique among the requests since the server started: letters, digits and ``-``.
+        ids: its tokens.
+        start: longest prefix that may come from the cache.
+        cached: whether that prefix is in the cache; if not, nothing is.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    start: int
+    cached: bool = False
+
+
 class Engine(Protocol):
     """A serving engine in one role. A context manager: it starts on entry and stops on exit.
 
@@ -214,6 +231,18 @@ class Engine(Protocol):
         Raises:
             ValueError: no token is left to score.
             EngineError: the server failed, or scored other tokens than the given ones.
+        """
+        raise _unscored(self)
+
+    def traced_id(self, name: str) -> str:
+        """Return the id inside the server of a prompt that `prefill` sends under a name."""
+        return name
+
+    def prefill(self, prompts: Sequence[TracedPrompt]) -> None:
+        """Compute prompts that are sent at once, after the prefixes of those that are cached. The prefix cache is empty before.
+
+        Raises:
+            EngineError: the server failed, or did not answer all of them.
         """
         raise _unscored(self)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from assay.harness.engines.base import Engine, Score
+from assay.harness.engines.base import Engine, Score, TracedPrompt
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.launched import PROBE_TIMEOUT_S, LaunchedServer
@@ -63,6 +63,9 @@ class SGLangServer(LaunchedServer):
 
     def score(self, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
         return score.score(self, ids, start, top_k, at)
+
+    def prefill(self, prompts: Sequence[TracedPrompt]) -> None:
+        score.prefill(self, prompts)
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""

@@ -34,6 +34,7 @@ from assay.harness.engines.vllm.served_kernel import ServedKernel, make_candidat
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
+from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.pack import Source, rank_folder
 from assay.harness.evidence.run_file import nonce_of_process
 
@@ -246,7 +247,7 @@ def _attachment(runner: Any, folder: Path, reference: str) -> Attachment:
     candidate = os.environ.get(SHADOW, "")
     if record_bytes := int(os.environ.get(RECORD) or 0):
         source = Source(
-            engine=f"vLLM {vllm.__version__} on {runner.device}",
+            engine=engine_label("vllm", vllm.__version__, str(runner.device)),
             model=str(runner.model_config.model),
             model_hash=os.environ.get(MODEL_HASH, ""),
             reference=reference,

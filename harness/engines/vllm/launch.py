@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from assay.harness.backend import Backend
+from assay.harness.engines.inside.control import KERNEL
 from assay.harness.engines.launch import HOST, Launch, common_settings, with_extra
 from assay.harness.sides import flag_values, profile_of
 
@@ -26,10 +27,13 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
     share = profile_of("vllm").memory.share
     profile = list(_CPU_FLAGS) if launch.device == "cpu" else ["--gpu-memory-utilization", f"{share:.2f}"]
     if launch.device == "cuda":  # on a CPU vLLM chooses by the model, and ignores the flag
-        kernel = Backend.parse(launch.backend).is_kernel
-        profile += ["--attention-backend", "CUSTOM" if kernel else launch.backend]
+        # A kernel takes the place of a backend of vLLM (`assay.harness.engines.vllm.served_kernel`).
+        backend = launch.decode_backend if Backend.parse(launch.backend).is_kernel else launch.backend
+        profile += ["--attention-backend", backend] if backend else []
     if launch.eager or launch.device == "cpu":
         profile.append("--enforce-eager")
+    else:  # a replay of a whole pass runs no Python, so that nothing would be counted; this mode leaves attention out of graphs
+        profile.append("-cc.cudagraph_mode=PIECEWISE")
     return [
         launch.interpreter or sys.executable, "-m", _MODULE,
         "--model", str(launch.model.resolve()),
@@ -56,7 +60,10 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # a request has the id that it was given, inside the server too
         "VLLM_PLUGINS": "assay",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the passes of the other runner are not observed
     }
+    if Backend.parse(launch.backend).is_kernel:
+        ours[KERNEL] = launch.backend
     # Ranks of log-probabilities are compiled at the first request otherwise, which needs a C++ compiler and takes 2 to 18 s.
     if launch.device == "cpu":
         ours["TORCH_COMPILE_DISABLE"] = "1"

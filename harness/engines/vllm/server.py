@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from assay.harness.engines.base import Score
+from assay.harness.engines.base import Score, TracedPrompt
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.launched import PROBE_TIMEOUT_S, LaunchedServer
@@ -63,6 +63,12 @@ class VLLMServer(LaunchedServer):
         key = (tuple(ids), start)
         cached, self._scored = key in self._scored, {*self._scored, key}
         return score.score(self, self.launch.evidence, ids, start, top_k, at, cached=cached)
+
+    def traced_id(self, name: str) -> str:
+        return f"generate-tokens-{name}"
+
+    def prefill(self, prompts: Sequence[TracedPrompt]) -> None:
+        score.prefill(self, prompts)
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler.

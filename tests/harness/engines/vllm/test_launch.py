@@ -60,8 +60,17 @@ def test_on_a_gpu_the_backend_is_named() -> None:
     argv = command(make(device="cuda", backend="FLASHINFER", eager=False), 7, "name")
     assert argv[argv.index("--attention-backend") + 1] == "FLASHINFER"
     assert "--enforce-eager" not in argv
-    kernel = command(make(device="cuda", backend="mine:forward"), 7, "name")
-    assert kernel[kernel.index("--attention-backend") + 1] == "CUSTOM"
+    assert "-cc.cudagraph_mode=PIECEWISE" in argv, "attention of a whole captured pass could not be counted"
+
+
+def test_a_kernel_takes_the_place_of_a_backend() -> None:
+    kernel = make(device="cuda", backend="mine:forward", decode_backend="FLASHINFER")
+    argv, ours = command(kernel, 7, "name"), settings(kernel, {})
+    assert argv[argv.index("--attention-backend") + 1] == "FLASHINFER"
+    assert (ours["ASSAY_KERNEL"], ours["VLLM_USE_V2_MODEL_RUNNER"]) == ("mine:forward", "0")
+    assert "--attention-backend" not in command(make(device="cuda", backend="mine:forward"), 7, "name")
+    assert settings(make(backend="sage_attn"), {})["ASSAY_KERNEL"] == "sage_attn", "a published name too"
+    assert "ASSAY_KERNEL" not in settings(make(), {})
 
 
 def test_flags_that_assay_sets_and_unknown_backends_are_refused() -> None:
