@@ -21,9 +21,11 @@ from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import QUESTION_PLAN, RESOLVED, Manifest, QuestionPlan, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Suite
+from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.answers import Pair, Pairing, envelope_pairs, pair
 from assay.harness.judge.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
+from assay.harness.judge.noise_limits import measured_noise
 from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.judge.report import SuiteResult
 from assay.harness.schema import Part
@@ -106,6 +108,7 @@ class RunEvidence:
     baselines: Status | None
     measured: tuple[Role, ...]
     noise: Sequence[str]
+    rounding: RoundingCost | None
     claimed: Sequence[str]
     urls: Collection[Role]
     compared: Sequence[Suite]
@@ -138,6 +141,7 @@ class RunEvidence:
         traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
         seeded = {role: folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
         compared = [suite for suite in _ANSWERED if suite in spec.workload.suites]
+        rounding = folder.read(ROUNDING)
         undeclared, derived = sorted_differences(
             bench_folder(folder) if only_timed else folder, servers, spec.treatment
         )
@@ -170,12 +174,19 @@ class RunEvidence:
             seeded={role: record for role, record in seeded.items() if record is not None},
             baselines=status_of(folder),
             measured=measured_roles(folder),
-            noise=list(manifest.noise.values()),
+            noise=[*manifest.noise.values(), *_measured(rounding)],
+            rounding=rounding,
             claimed=candidate.claimed_phases if candidate else errors.headers[0].phases if errors else (),
             urls=[role for role, side in spec.sides.items() if Backend.parse(side.backend).is_url],
             compared=compared,
             compares_servers=bool(compared) or ("logits" in spec.workload.suites and errors is None),
         )
+
+
+def _measured(rounding: RoundingCost | None) -> list[str]:
+    """Name the rounding that the sides declare and that was measured, if any."""
+    known = rounding is not None and rounding.mean is not None
+    return [measured_noise(rounding.declared, rounding.mean)] if known else []  # type: ignore[union-attr,arg-type]
 
 
 def _answered_otherwise(asked: Pairing, answers: Sequence[Answer]) -> list[bool]:

@@ -30,6 +30,7 @@ from assay.harness.run.envelope import chunk_argument
 from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import ignored_of
 from assay.harness.run.run_folder import shadowed_role
+from assay.harness.run.side_probes import PROBED, compares_probes
 from assay.harness.sides import ROLES, Role, Side, settings, without_secrets
 
 
@@ -125,6 +126,7 @@ def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     (folder.server_folder(role) / CONTROL).unlink(missing_ok=True)
     if plan.has_layer_diff:
         environment |= layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))
+    environment |= PROBED if compares_probes(plan) else {}
     return make_engine(
         plan,
         role,

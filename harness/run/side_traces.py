@@ -1,4 +1,4 @@
-"""Traces both servers on one sequence that they scored, to locate the first layer at which they part.
+"""Traces both servers on one sequence that they scored, to locate the first layer at which they part, where no probes are asked.
 
 The sequence is the one on which the candidate is farthest from the reference. Where the servers run in turn, nothing is known of
 the candidate when the reference is traced, and it is the first.
@@ -16,14 +16,20 @@ from assay.harness.evidence.logit_files import Logits, logits_path, read_logits
 from assay.harness.evidence.traced_sequence import AGAIN, FIRST, TRACED_SEQUENCE, TracedSequence
 from assay.harness.judge.logits import farthest
 from assay.harness.run.plan import Plan
+from assay.harness.run.probes import switched_on
 from assay.harness.run.run_folder import asked_roles
-from assay.harness.run.sensitivity import switched_on
+from assay.harness.run.side_probes import compares_probes
 from assay.harness.sides import ROLES, Role
 
 
 def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
     """Return True if a role's server is still to be traced: the sides differ in more than a backend, which a shadow covers."""
-    asked = plan.has_layer_diff and "logits" in plan.spec.workload.suites and asked_roles(plan, folder) == ROLES
+    asked = (
+        not compares_probes(plan)
+        and plan.has_layer_diff
+        and "logits" in plan.spec.workload.suites
+        and asked_roles(plan, folder) == ROLES
+    )
     more_than_backend = bool(set(plan.spec.treatment) - {"backend"})
     return asked and more_than_backend and folder.read(TRACED_SEQUENCE, role) is None
 
