@@ -130,8 +130,9 @@ def judge_probes(
     reference: _Passes, candidate: _Passes, limits: Mapping[Measure, Bound], noise: Sequence[str] = ()
 ) -> SuiteResult:
     """Judge a candidate's passes: a regression if one differs, and a pass if all are the same and every condition was met."""
+    declared = [*filter(None, noise)]
     outcomes = {
-        condition: outcome(reference[condition], candidate[condition], limits, swing_limit([*filter(None, noise)]))
+        condition: outcome(reference[condition], candidate[condition], limits, swing_limit(declared))
         for condition in CONDITIONS
     }
     unmet = [
@@ -151,8 +152,11 @@ def judge_probes(
     elif undecided:
         why = [state("probes-undecided", parts=[(name, list(each.why)) for name, each in undecided.items()]), covered]
     else:
-        why = [state("probes-unmet", parts=unmet)] if unmet else []
-        why.append(covered)
+        most = max(bound.mean for bound in limits.values())
+        why = [
+            state("probes-unmet", parts=unmet) if unmet else state("probes-within", bound=most, noise=declared),
+            covered,
+        ]
     # A larger excess is rarer: see `assay.harness.judge.probe_scores.factor`.
     worst = max(excess.values(), default=0.0)
     p = min(1.0, len(CONDITIONS) * FALSE_ALARMS / max(worst, 1.0) ** 2) if differing and worst > 1 else None
