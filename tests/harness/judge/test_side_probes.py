@@ -91,9 +91,10 @@ def test_a_condition_that_was_not_met_forbids_a_pass(passes: Passes) -> None:
 
 
 def test_the_traced_place_is_where_the_sides_are_farthest_apart(passes: Passes, arm_records: ModuleType) -> None:
-    candidate = passes(cached={"decode": 0.1}, batched={"prefill": 0.5})
-    features, place = farthest(list(passes().values()), list(candidate.values()))
-    assert (features, place.index) == (("batch",), arm_records.SHARED + 1)
+    for prefill, index in ((0.5, arm_records.SHARED + 1), (0.0, arm_records.PROMPT)):
+        candidate = passes(batched={"decode": 0.6, "prefill": prefill})
+        features, place = farthest(list(passes().values()), list(candidate.values()))
+        assert (features, place.index) == (("batch",), index), "in decode only where prefill is much nearer"
     features, place = farthest(list(passes().values()), [])
     assert (features, place.index) == (("prefix-cache",), arm_records.PROMPT + arm_records.DEPTH - 1), "in turn: the last token"
 
