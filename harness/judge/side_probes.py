@@ -221,8 +221,8 @@ def _metrics(outcomes: Mapping[str, PassOutcome], limits: Mapping[Measure, Bound
 def farthest(reference: Sequence[ProbePass], candidate: Sequence[ProbePass]) -> tuple[tuple[str, ...], TracedPlace]:
     """Return the features and the place at which a candidate is farthest from the reference.
 
-    It is in prefill, unless decode is `_DECODE_OVER_PREFILL` times as far: a decode step in a CUDA graph cannot be traced, and decode
-    inherits errors of prefill. If the candidate was not asked yet, it is the last token of the deepest answer after a cached prefix.
+    It is in prefill, unless decode is `_DECODE_OVER_PREFILL` times as far: decode inherits errors of prefill, and a step in a CUDA
+    graph cannot be traced. If the candidate was not asked yet, it is the last token of the deepest answer after a cached prefix.
     """
     ours, theirs = _by_condition(reference), _by_condition(candidate)
     far: dict[Measure, list[tuple[ProbePlace, tuple[str, ...]]]] = {
