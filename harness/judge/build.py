@@ -11,6 +11,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge import (
     accepted,
     accuracy_suite,
+    engine_warnings,
     envelope,
     executed_kernels,
     greedy_suite,
@@ -47,6 +48,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     own_error.matrix_claim,
     side_probes.claim,
     parting.claim,
+    engine_warnings.claim,
 )
 """The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on
 their results."""

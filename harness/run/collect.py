@@ -19,6 +19,7 @@ from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.errors import EngineError
 from assay.harness.evidence.executed import FOLDER
+from assay.harness.evidence.fingerprint import FINGERPRINT
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF
 from assay.harness.evidence.logit_files import logits_path
@@ -31,7 +32,7 @@ from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
 from assay.harness.run.logit_scoring import SCORINGS, score
 from assay.harness.run.plan import Plan
-from assay.harness.run.preflight import check_accepted, check_asked
+from assay.harness.run.preflight import check_accepted, check_asked, check_tokens
 from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, interview, is_answered
 from assay.harness.run.rounding import measure_rounding
 from assay.harness.run.run_folder import asked_roles, recorded, shadowed_role
@@ -175,6 +176,10 @@ def _take_fingerprints(engines: Sequence[Engine], asked: _Asking) -> None:
             check_accepted(Path(accepted), made)
 
     _in_threads(engines, take)
+    if "engine" in plan.spec.treatment:
+        made = [FINGERPRINT.read(folder.server_folder(role)) for role in ROLES]
+        if (reference := made[0]) and (candidate := made[1]):
+            check_tokens(reference, candidate)
 
 
 def _collect(engines: Sequence[Engine], asked: _Asking, steps: Sequence[_Step]) -> None:

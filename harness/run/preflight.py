@@ -15,6 +15,7 @@ from assay.harness.engines.model import model_shape
 from assay.harness.errors import ChangedError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint, read_fingerprint
 from assay.harness.evidence.honours import BackendResult
+from assay.harness.fingerprint.parts import COMPARED
 from assay.harness.judge.baselines import since_accepted
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Device, Role, Side, flag_values, profile_of
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from assay.harness.run.plan import Plan
 
 GIB = memory.GIB
+# Differences in tokens after which two engines do not get the same input.
+_OF_TOKENS = ("tokens.bare", "tokens.texts", "tokens.chats", "tokens.counts")
 _PARALLEL = (
     "--tp-size",
     "--tensor-parallel-size",
@@ -99,6 +102,24 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
         "make the candidate's with assay fingerprint --out, and see assay compare of both; accept it if it is meant",
         details="\n".join(says),
     )
+
+
+def check_tokens(reference: Fingerprint, candidate: Fingerprint) -> None:
+    """Refuse two engines that make other tokens of the same texts or chats: every later difference would only follow from it.
+
+    Raises:
+        ChangedError: they do; the message names the first text, and where its ids part.
+    """
+    if reference.tokens is None or candidate.tokens is None:
+        return
+    differ = [each for each in COMPARED["tokens"](reference.tokens, candidate.tokens) if each.name in _OF_TOKENS]
+    if differ:
+        raise ChangedError(
+            f"The two engines make different tokens (A is the reference, B the candidate): {differ[0].says}.",
+            "the same token ids for the same texts and chats, so that the engines are compared on the same input",
+            "give both the same tokenizer and chat template, with --reference-arg and --candidate-arg",
+            details="\n".join(line for each in differ for line in (each.says, *each.details)),
+        )
 
 
 def _check_cpu(sides: Sequence[Side]) -> None:

@@ -28,9 +28,13 @@ SCORED = "assay_scored"
 class Extension:
     """Methods of every worker, called by name over ``/collective_rpc``."""
 
+    model_runner: Any
+
     def assay_fingerprint(self, label: str) -> str:
         """Write the fingerprint of this process, and return the name of its engine."""
-        return label
+        from assay.harness.engines.vllm.fingerprint import write
+
+        return write(self.model_runner, label)
 
 
 def _repair() -> None:
