@@ -26,7 +26,9 @@ nox.options.sessions = ["accuracy"]
 
 def environment(session: nox.Session, profile: str = "cpu") -> str:
     """Return the Python of a profile's environment, which is rebuilt only if its requirements changed."""
-    requirements = [ROOT / "requirements" / name for name in (f"{profile}.txt", "test.txt")]
+    # An engine's own environment has no assay, and no tests run in it: assay brings itself into the engine's processes.
+    names = ("vllm.txt", "vllm-wheel.txt") if profile == "vllm" else (f"{profile}.txt", "test.txt")
+    requirements = [ROOT / "requirements" / name for name in names]
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)
     what = repr((project["build-system"], project["project"], SGLANG_ON_CPU, sys.version))  # not the settings of tools
@@ -40,6 +42,12 @@ def environment(session: nox.Session, profile: str = "cpu") -> str:
     session.run(sys.executable, "-m", "venv", str(folder), external=True)
     # Most modules of these packages are never imported; the others are compiled on import, which takes a fraction of the time.
     pip = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
+    if profile == "vllm":
+        session.run(*pip, "-r", str(requirements[0]), external=True)
+        # Last, for the same reason as SGLang below; pip still complains once.
+        session.run(*pip, "--no-deps", "--require-hashes", "-r", str(requirements[1]), external=True)
+        (folder / "stamp").write_text(stamp)
+        return python
     session.run(*pip, *(flag for path in requirements for flag in ("-r", str(path))), "setuptools>=77", external=True)
     session.run(*pip, "--no-build-isolation", "--editable", f"{ROOT}[all]", external=True)
     if profile == "cpu":
@@ -58,7 +66,13 @@ def assay(session: nox.Session, command: str, *flags: str) -> None:
         )
         sys.exit(2)
     words = [word for flag in session.posargs for word in flag.split("=", 1)]
-    on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(words))
+    pairs = set(itertools.pairwise(words))
+    on_cuda = ("--device", "cuda") in pairs
+    if (
+        any((flag, "vllm") in pairs for flag in ("--engine", "--reference-engine", "--candidate-engine"))
+        and not on_cuda
+    ):
+        environment(session, "vllm")  # assay finds it beside its own environment
     python = environment(session, "cuda" if on_cuda else "cpu")
     # Run in the folder where nox was called: relative paths, assay.toml and kernels named module:function refer to it.
     code = subprocess.call([python, "-m", "assay", command, *flags, *session.posargs], cwd=session.invoked_from)

@@ -111,8 +111,8 @@ def stub_server() -> Iterator[str]:
 @contextmanager
 def real_server() -> Iterator[str]:
     """The URL of an SGLang server on the CPU with the built-in model."""
+    from assay.harness.engines.launch import Launch
     from assay.harness.engines.model import TINY_MODEL
-    from assay.harness.engines.sglang.launch import Launch
     from assay.harness.engines.sglang.server import SGLangServer
 
     with tempfile.TemporaryDirectory() as folder:

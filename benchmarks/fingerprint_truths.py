@@ -29,7 +29,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.differences import compare_fingerprints

@@ -25,11 +25,10 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.logit_files import CACHE_STATES
 from assay.harness.judge.greedy_suite import MIN_PROMPTS as GREEDY_PROMPTS
 from assay.harness.judge.greedy_suite import decide_share
-from assay.harness.judge.invariance_outcome import bound_of
 from assay.harness.judge.logits import LogitsComparison, LogitsRow, PromptMeans
 from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, judge_logits
 from assay.harness.judge.noise_limits import kl_limit
-from assay.harness.judge.probe_scores import Distance, ProbePlace
+from assay.harness.judge.probe_scores import Distance, ProbePlace, bound_of
 from assay.harness.stats.bootstrap import bootstrap_t
 
 Array = NDArray[np.float64]

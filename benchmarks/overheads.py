@@ -30,8 +30,8 @@ from rich.table import Table
 from torch import Tensor
 
 from assay.harness.engines.inside.control import EVIDENCE, SHADOW, Control, set_control
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.meter import meter
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.run.servers import core_of

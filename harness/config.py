@@ -18,8 +18,10 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.policy import FRACTIONS, POLICY, Policy
 from assay.harness.reading import read_toml
 from assay.harness.sides import (
+    ENGINES,
     ROLES,
     Device,
+    Engine,
     Role,
     Settings,
     Side,
@@ -39,6 +41,7 @@ RUNS = Path("runs")
 _Placement = Literal["auto", "together", "in-turn"]
 
 _CANDIDATE = "sage_attn"
+_ENGINE: Engine = Side.model_fields["engine"].default
 # Defaults of a device, by flag. `envelope_tokens`: on the CPU, as many as a run of a few minutes allows, with every count of
 # blocks up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens.
 _LOADS: dict[Device, dict[str, int]] = {
@@ -48,9 +51,10 @@ _LOADS: dict[Device, dict[str, int]] = {
 
 
 # Flags of both sides, with the field of `Side` that each sets; the flags of one side by field; and these with their field.
-_SHARED = {"model": "model", "engine_arg": "flags"}
+_SHARED = {"engine": "engine", "model": "model", "engine_arg": "flags"}
 _SIDE_KEYS = {
     "backend": "{}",
+    "engine": "{}_engine",
     "model": "{}_model",
     "flags": "{}_arg",
     "environment": "{}_env",
@@ -64,10 +68,9 @@ _OF_SIDE: dict[Role, dict[str, str]] = {
 }
 
 
-def defaults(device: Device) -> dict[str, Any]:
+def defaults(device: Device, engine: Engine = _ENGINE) -> dict[str, Any]:
     """Return the defaults of a device, by flag: its loads, and the engine's reference backend there."""
-    reference = profile_of(Side.model_fields["engine"].default).references[device]
-    return {"reference": reference, "candidate": _CANDIDATE, **_LOADS[device]}
+    return {"reference": profile_of(engine).references[device], "candidate": _CANDIDATE, **_LOADS[device]}
 
 
 class RunSpec(Settings):
@@ -115,8 +118,12 @@ class RunSpec(Settings):
     def _sorted(cls, given: dict[str, Any]) -> Self:
         """Sort settings, and the origin of each line of the policy, into the parts of a run."""
         device = given.get("device", "cpu")
-        usual = defaults(device) if device in get_args(Device) else {}
-        if "candidate" not in given and _OF_SIDE["candidate"].keys() & given.keys():
+        engines = {role: given.get(f"{role}_engine", given.get("engine", _ENGINE)) for role in ROLES}
+        known = device in get_args(Device) and set(engines.values()) <= set(ENGINES)
+        usual = defaults(device, engines["reference"]) if known else {}
+        if known and engines["candidate"] != engines["reference"]:
+            usual["candidate"] = profile_of(engines["candidate"]).references[device]
+        elif "candidate" not in given and _OF_SIDE["candidate"].keys() & given.keys():
             usual["candidate"] = given.get("reference", usual.get("reference"))
         given = {**usual, **given}
         shared = {part: given.pop(name) for name, part in _SHARED.items() if name in given}
@@ -211,12 +218,14 @@ FIELDS: dict[str, FieldInfo] = {
         "attention backend of the reference, the URL of an OpenAI-compatible server, or an accepted baseline's folder",
     ),
     "candidate": _described("backend", "attention backend of the candidate, a kernel as module:function, or a URL"),
+    "engine": _described("engine", "engine of both servers: sglang or vllm"),
     "model": Side.model_fields["model"],
     "engine_arg": _described("flags", "extra flag for both servers, for example --page-size=16; may be repeated"),
     **{
         f"{role}_{name}": _described(part, f"{about} of the {role} alone{more}")
         for role in ROLES
         for name, part, about, more in (
+            ("engine", "engine", "engine", ""),
             ("model", "model", "model", ""),
             ("arg", "flags", "extra engine flag", ", for example --kv-cache-dtype=fp8_e4m3; may be repeated"),
             ("env", "environment", "environment variable", ", as NAME=VALUE; may be repeated"),
@@ -241,7 +250,7 @@ _GATE_FLAGS = ("baselines", "fingerprint")
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
 REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env", "with")))
 """Flags that may be given several times."""
-SERVER_FLAGS = ("device", *ROLES, "model", "engine_arg")
+SERVER_FLAGS = ("device", "engine", *ROLES, "model", "engine_arg")
 """Flags of every command that starts servers."""
 BENCH_FLAGS = (
     *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]),
@@ -257,7 +266,7 @@ SIDES_FLAGS = (
 """Flags of ``assay bisect sides``."""
 
 
-INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout")
+INVARIANCE_FLAGS = ("device", "engine", "reference", "model", "engine_arg", "startup_timeout")
 """Flags of ``assay invariance``, in addition to its own."""
 
 

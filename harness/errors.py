@@ -61,7 +61,7 @@ class EngineError(AssayError):
 
     Args:
         found, expected, do, details: see `AssayError`.
-        cause: id of the known cause (`assay.harness.engines.sglang.failures.CAUSES`), or empty if unknown.
+        cause: id of the known cause (`assay.harness.engines.failures.CAUSES`), or empty if unknown.
     """
 
     def __init__(self, found: str, expected: str = "", do: str = "", *, details: str = "", cause: str = "") -> None:

@@ -12,11 +12,28 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 BUILTIN_MODEL = "tiny"
 Device = Literal["cpu", "cuda"]
-Engine = Literal["sglang"]
+Engine = Literal["sglang", "vllm"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 """The registry of the engines that assay starts. Each is a package of `assay.harness.engines`, with a module ``profile``."""
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, Role] = ("reference", "candidate")
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """The memory that a server of an engine takes, to decide whether it fits.
+
+    Attributes:
+        server_bytes: bytes of a CPU server's processes, KV cache and activations, without the model.
+        model_copies: bytes of the loaded weights on a CPU, and of what loading takes besides, in bytes of the files.
+        share_flag: the flag that sets the share of a GPU's memory that a server takes for weights and KV cache.
+        share: that share as assay sets it, so that two servers fit.
+    """
+
+    server_bytes: int
+    model_copies: float
+    share_flag: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -25,14 +42,26 @@ class EngineProfile:
 
     Attributes:
         title: its name.
+        distributions: names under which the engine is distributed, the first the usual one.
+        oldest: the oldest version that assay is tested with.
         references: by device, the attention backend that is the reference by default.
+        cpu_backends: its own attention backends that it serves on a CPU.
+        own_flags: flags that assay sets itself: a user's would break the comparison, or the proof that the right server answers.
+        example_flag: a flag with a value, as messages show it.
+        memory: what a server takes.
         kernels: regular expressions of the kernels that compute attention, by attention backend, if they are known.
         settings: by flag, a template of its value that describes the setting to a person.
         noise: by flag and value, the noise family that the flag declares, as a kernel declares its own.
     """
 
     title: str
+    distributions: tuple[str, ...]
+    oldest: str
     references: Mapping[Device, str]
+    cpu_backends: tuple[str, ...]
+    own_flags: tuple[str, ...]
+    example_flag: str
+    memory: MemoryProfile
     kernels: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, str]
     noise: Mapping[tuple[str, str], str]

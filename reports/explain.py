@@ -152,6 +152,13 @@ _FINDINGS = (
         "Find out what makes the reference differ from run to run: batching, another load on the machine, or a race in its kernel.",
     ),
     _Advice(
+        "accuracy-warned",
+        "engine warns about its accuracy",
+        "A server's log has a warning of the engine about its own accuracy, such as an FP8 KV cache without scales. If both sides "
+        "have the same setting, comparing them does not show what it costs.",
+        "Repair the setting that the line names, or compare a side without it with one that has it.",
+    ),
+    _Advice(
         "accuracy",
         "loss of accuracy",
         "The candidate answers fewer questions right than the reference, by more than the margin. The finding names the condition "

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import RootModel
 
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, Shape
+from assay.harness.sides import Engine, profile_of
 from assay.harness.text import counted, listed
 from assay.reports.document import MORE, Block, Cell, Code, Document, Items, Line, Row, Section, Table
 
@@ -24,8 +25,12 @@ _ABOUT = (
 )
 
 
-def list_document(kernels: Sequence[Mapping[str, Any]], sglang: Sequence[str], problem: str) -> Document:
-    """Build the document of available kernels: the published ones, and SGLang's own backends or why there are none."""
+def list_document(
+    kernels: Sequence[Mapping[str, Any]], own: Mapping[Engine, Sequence[str]], problems: Mapping[Engine, str]
+) -> Document:
+    """Build the document of available kernels: the published ones, and each engine's own backends or why there are none."""
+    titles = {engine: profile_of(engine).title for engine in own}
+    counts = [f"{counted(len(names), 'backend')} of {titles[engine]}" for engine, names in own.items()]
     said = [
         f"{kernel['name']}  {kernel.get('problem') or '{}  {path}  {about}'.format('+'.join(kernel['phases']), **kernel)}"
         for kernel in kernels
@@ -34,13 +39,13 @@ def list_document(kernels: Sequence[Mapping[str, Any]], sglang: Sequence[str], p
         command="backends",
         title="backends",
         verdict=None,
-        headline=f"{counted(len(kernels), 'kernel')}, {counted(len(sglang), 'backend')} of SGLang.",
+        headline=f"{', '.join([counted(len(kernels), 'kernel'), *counts])}.",
         body=[
             Line("Kernels (entry-point group assay.kernels):"),
             *(Line(f"  {line}") for line in said),
-            Line(f"SGLang's own: {problem or ', '.join(sglang)}"),
+            *(Line(f"{titles[name]}'s own: {problems.get(name) or ', '.join(names)}") for name, names in own.items()),
         ],
-        result=RootModel({"kernels": kernels, "sglang": sglang, "problem": problem}),
+        result=RootModel({"kernels": kernels, **own, "problem": problems.get("sglang", "")}),
     )
 
 

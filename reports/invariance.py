@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
+from assay.harness.judge.invariance_result import ArmRow, InvarianceResult
 from assay.harness.progress import duration
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import WORST_FIRST, Verdict
@@ -40,7 +40,7 @@ def invariance_document(result: InvarianceResult) -> Document:
             f"{counted(len(result.arms), 'variant')}, {counted(result.servers, 'server')}, {duration(result.seconds)}"
         ],
         body=_body(result),
-        foot=f"{result.schema_id}. Next to this file: invariance.json, the complete result, and arms/, the answers.",
+        foot=f"{result.schema_id}. Next to this file: invariance.json, the complete result, and probes/, the answers.",
         suites=[_suite(result)],
         result=result,
         json=worded_json,
@@ -65,8 +65,7 @@ def _body(result: InvarianceResult) -> list[Block]:
         ),
         Section("Findings", [Findings(result.findings)] if result.findings else [], "findings"),
         Section("Variants", [Line(_says(result), "quiet"), _arms(result)], "arms"),
-        Section("Features", _features(result.features), "features"),
-        Section("Pairs", [_matrix(result), *_left_out(result)], "pairs", detail=True),
+        Section("Features", _features(result), "features"),
         Section("Requirements of a pass", checks_blocks(result.checks), "checks"),
     ]
     facts: list[tuple[Words, ...]] = [
@@ -100,40 +99,17 @@ def _nats(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2g}"
 
 
-def _features(rows: tuple[FeatureRow, ...]) -> list[Block]:
-    """Tabulate the features that were on, and folded below them those that were not."""
-    on, off = ([row for row in rows if bool(row.seen) == seen] for seen in (True, False))
-    tables = [
-        Table(
-            ("feature", "effect", "variants", "shown by"),
-            [
-                (row.id, row.title, f"{row.arms}", row.seen or f"not covered: {row.not_covered or NO_ARM}")
-                for row in some
-            ],
-            numbers=(2,),
-        )
-        for some in (on, off)
-    ]
-    fold = Section(f"{counted(len(off), 'feature')} not covered", [tables[1]], folded=True)
-    return [*([tables[0]] if on else []), *([fold] if off else [])]
-
-
-def _matrix(result: InvarianceResult) -> Table:
-    """Show every feature by every other; the diagonal shows each in any variant."""
-    names = list(dict.fromkeys(cell.first for cell in result.pairs))
-    cells = {frozenset((cell.first, cell.other)): cell for cell in result.pairs}
-    rows: list[list[Words]] = [[row, *(_pair(cells[frozenset((row, column))]) for column in names)] for row in names]
-    return Table(("on together", *names), rows, style="matrix")
-
-
-def _left_out(result: InvarianceResult) -> list[Block]:
-    """Name the pairs that the budget left out, if any."""
-    pairs = ", ".join(" + ".join(pair) for pair in result.left_out)
-    return [Line(f"Not together in any variant that decided: {pairs}.", "quiet")] if pairs else []
-
-
-def _pair(cell: PairCell) -> Cell:
-    return Cell("") if cell.verdict is None else Cell(_nats(cell.kl), cell.verdict)
+def _features(result: InvarianceResult) -> list[Block]:
+    """Tabulate the features that were on, and folded below them those that cannot be."""
+    rows: list[tuple[Words, ...]] = []
+    for id_, title in result.features.items():
+        shown = [arm.seen[id_] for arm in result.arms if id_ in arm.seen]
+        rows.append((id_, title, f"{len(shown)}", shown[0] if shown else NO_ARM))
+    blocks: list[Block] = [Table(("feature", "effect", "variants", "shown by"), rows, numbers=(2,))]
+    if not result.not_covered:
+        return blocks
+    lacking = Table(("feature", "cannot be switched here"), [*result.not_covered.items()])
+    return [*blocks, Section(f"{counted(len(result.not_covered), 'feature')} not covered", [lacking], folded=True)]
 
 
 def _suite(result: InvarianceResult) -> Suite:

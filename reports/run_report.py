@@ -44,7 +44,7 @@ from assay.reports.wording.verdict import headline, sides_of
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside the page, and their length
 _MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
 _LABELS = {
-    "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
+    "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "probes": "Probes", "layers": "Layers", "matrix": "Kernel",
     "baseline": "Baseline", "latency": "Latency",
 }  # fmt: skip
 _SUITES = 12  # suites that a terminal and Markdown show
@@ -174,7 +174,11 @@ def _covers(report: Report) -> str:
         for phase, some in (report.envelope.compared if report.envelope else {}).items()
         if some.get("total-tokens")
     ]
-    return "; ".join([*([counted(asked, "question")] if asked else []), *lengths]) or "see below"
+    covered = [each for suite in report.suites for each in suite.why if each.id == "probes-covered"]
+    probes = [
+        f"probes to {each.values['longest']:,} tokens, {each.values['depth']} of them in decode" for each in covered
+    ]
+    return "; ".join([*([counted(asked, "question")] if asked else []), *lengths, *probes]) or "see below"
 
 
 def _next(report: Report) -> list[Row]:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -31,6 +31,8 @@ from assay.harness.attention.call import CallSpec
 from assay.harness.extras import DISTRIBUTION, require
 
 if TYPE_CHECKING:
+    from assay.harness.attention.call import Kernel
+    from assay.harness.attention.matrix import Case
     from assay.harness.engines.base import Engine
     from assay.harness.evidence.bench_folder import BenchFolder
     from assay.harness.evidence.folder import RunFolder
@@ -76,9 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without a GPU, leave out what needs one; where kernels are compiled, what needs the interpreter. Mark what is slow.
 
-    Tests with servers come first: they take longest, and the first of the workers, which has them all, starts one pair.
+    Tests with servers come first: they take longest, and the first of the workers, which has them all, starts one pair. Those that
+    import SGLang follow, so that one worker does.
     """
-    items.sort(key=lambda item: item.get_closest_marker("server") is None)
+    markers = ("server", "sglang")
+    items.sort(key=lambda item: next((at for at, name in enumerate(markers) if item.get_closest_marker(name)), len(markers)))
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("few"):
@@ -141,9 +145,12 @@ class SharedResults:
         """The function, with results from here. Whoever gets one must not write to it."""
 
         def shared(*arguments: Any) -> Any:
+            while arguments and arguments[-1] is None:  # a default that is given is the same as one that is not
+                arguments = arguments[:-1]
             key = (function, *map(contents, arguments))
             if key not in self._kept:
-                found = compact(function(*arguments))
+                with torch.inference_mode(False):  # the first to ask may be a kernel that was called in it
+                    found = compact(function(*arguments))
                 parts = vars(found).values() if is_dataclass(found) else [found]
                 size = sum(part.nbytes for part in parts if isinstance(part, Tensor))
                 self._kept[key] = (found, size)
@@ -194,7 +201,7 @@ def shared_results() -> Iterator[SharedResults]:
         patch.setattr(Shape, "make", lambda *arguments: make(*arguments).clone())
         patch.setattr(faults, "oracle", lambda call: oracle(call).clone())
         patch.setattr(kernel_runs, "oracle", oracle)
-        patch.setattr(bounds, "oracle", oracle)
+        patch.setattr(bounds, "oracle", lambda *arguments: oracle(*arguments).clone())  # whose NaN it replaces
         patch.setattr(bounds, "simulate", kept.of(bounds.simulate))
         yield kept
 
@@ -218,7 +225,6 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Calls beyond the design stay, since each of them is the only one of its kind.
     """
-    from assay.harness.attention.matrix import Case
     from assay.harness.checks import kernel_matrix
 
     whole = kernel_matrix.matrix_of
@@ -230,13 +236,34 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "matrix_of", thin)
 
 
+@pytest.fixture(scope="session")
+def failing_cases() -> Callable[[Kernel, Sequence[Case]], set[str]]:
+    """A function that returns the names of the cases on which a kernel is out of bounds: what `check` reports and then explains."""
+    from assay.harness.localize.guard import Guard, run_calls
+
+    def failing(kernel: Kernel, cases: Sequence[Case]) -> set[str]:
+        calls = {id(call): (case.name, call) for case in cases for call in [case.make()]}
+        run = run_calls(Guard(kernel), [call for _, call in calls.values()], repeats=0)
+        return {calls[id(result.call)][0] for result in run.results if result.fails}
+
+    return failing
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _runs_are_planned_cheaply() -> Iterator[None]:
-    """Hundreds of tests make a run: each would draw the same questions, and look up and parse the same kernels."""
+    """Hundreds of tests make a run or check a kernel: each would draw the same questions and calls, and parse the same kernels."""
     from assay.evals import synthetic
-    from assay.harness.attention import published, source
+    from assay.harness.attention import matrix, published, source
 
-    imported = source._imported
+    covering, imported = matrix.covering, source._imported
+    rows: dict[object, list[dict[str, Any]]] = {}
+
+    def covering_once(axes: Any, groups: Any, seed: int, covered: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+        values = tuple((axis, tuple(some)) for axis, some in axes.items())
+        key = values, tuple(groups), seed, tuple(tuple(row.items()) for row in covered)
+        if key not in rows:
+            rows[key] = covering(axes, groups, seed, covered)
+        return [dict(row) for row in rows[key]]
 
     @cache
     def of_text(module: str, file: Path, _text: bytes) -> tuple[str, ...]:
@@ -247,6 +274,7 @@ def _runs_are_planned_cheaply() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic, "question", cache(synthetic.question))
+        patch.setattr(matrix, "covering", covering_once)
         patch.setattr(published, "entry_points", cache(published.entry_points))
         patch.setattr(source, "_imported", of_file)
         yield
@@ -256,7 +284,7 @@ def _runs_are_planned_cheaply() -> Iterator[None]:
 def _memory_is_free(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on the memory that other programs leave, except where servers are started."""
     if not request.node.get_closest_marker("server"):
-        monkeypatch.setattr("assay.harness.engines.sglang.memory.available_bytes", lambda device: 2**36)
+        monkeypatch.setattr("assay.harness.engines.memory.available_bytes", lambda device: 2**36)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import declaration
 from assay.harness.attention.matrix import Case, model_cases
@@ -72,6 +73,8 @@ def examine(
         _loaded(journal, candidate)
         result = replay_recorded(pack, backend, cause["reproduce"], cause["served"], reader=reader, journal=journal)
         journal.write("cause", result=result)
+        # An interpreted kernel takes half a minute to read, and another of the same bug would say the same.
+        reader = Reader(known={finding.id for finding in result.findings if finding.operator and finding.id in BY_ID})
     if matrix:
         kernel = _loaded(journal, candidate)
         again = f"assay check {candidate} --dtype {matrix['dtype']} --head-dim {matrix['head_dim']}"

@@ -7,7 +7,7 @@ are no read-outs, and everything else stays the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -62,22 +62,23 @@ class Reader:
 
     Args:
         seconds: most time for each kernel, or 0 for no read-outs.
+        known: ids of bugs that an earlier read-out explained. A kernel that has no other is not read again.
 
     Attributes:
         last: the last read-out, without its samples, or None if there is none.
     """
 
-    def __init__(self, seconds: float = READ_OUT_S) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float = READ_OUT_S, known: Collection[str] = ()) -> None:
+        self.seconds, self.known = seconds, frozenset(known)
         self.last: ReadOut | None = None
 
     def wants(self, findings: Sequence[Finding], results: Sequence[CallResult]) -> bool:
-        """Return True if a read-out is needed: some output is wrong, rather than missing, and there is time."""
+        """Return True if a read-out is needed: an output is wrong, rather than missing, for a new reason, and there is time."""
         return (
             _READS
             and self.seconds > 0
             and any(result.fails for result in results)
-            and any(finding.id not in (CONTRACT_BROKEN, *LSE_FINDINGS) for finding in serious(findings))
+            and any(finding.id not in (CONTRACT_BROKEN, *LSE_FINDINGS, *self.known) for finding in serious(findings))
         )
 
     def observe(

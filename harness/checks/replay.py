@@ -18,7 +18,7 @@ from assay.harness.checks.check import concluded, explore
 from assay.harness.checks.check_findings import breach, example
 from assay.harness.checks.observed import Reader
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
-from assay.harness.engines.sglang.catalog import native_noise
+from assay.harness.engines import registry
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult, MeasuredCall
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
@@ -255,7 +255,7 @@ def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examin
     for record in chosen:
         call = _on_device(record.call)
         if not candidate.is_kernel:  # the engine's catalogue states the noise of such a backend
-            noise = native_noise((candidate.name,), call.phase, call.stored is not None)
+            noise = registry.catalog("sglang").native_noise((candidate.name,), call.phase, call.stored is not None)
         results.append(measure(call, _output(record, served).to(call.q.device), noise))
     return _Examined(pack, recorded, chosen, len(every) - len(recorded)), KernelRun(tuple(results))
 

@@ -11,14 +11,14 @@ from assay.harness.cli.app import app
 from assay.harness.cli.output import deliver, new_file, progress
 from assay.harness.errors import UsageError
 from assay.harness.files import write_whole
-from assay.harness.sides import BUILTIN_MODEL, Device, Side, hide, profile_of
+from assay.harness.sides import BUILTIN_MODEL, Device, Engine, Side, hide, profile_of
 
 if TYPE_CHECKING:
     from assay.harness.evidence.fingerprint import Fingerprint
 
 _USAGE = "assay fingerprint --model M, or assay fingerprint URL"
 # Options that a running server has already decided.
-_OF_A_MODEL = ("backend", "device", "engine_arg", "env", "python", "files", "startup_timeout")
+_OF_A_MODEL = ("engine", "backend", "device", "engine_arg", "env", "python", "files", "startup_timeout")
 
 
 @app.command()
@@ -26,6 +26,7 @@ def fingerprint(
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="[URL]", help="A running server.", show_default=False)] = "",
     model: Annotated[str, typer.Option(help="Model folder or hub name; with a URL, the model to ask.")] = BUILTIN_MODEL,
+    engine: Annotated[Engine, typer.Option(help="Engine that loads the model.")] = "sglang",
     backend: Annotated[
         str, typer.Option(help="Attention backend or kernel; by default the engine's own reference.")
     ] = "",
@@ -62,7 +63,7 @@ def fingerprint(
         if wrong := next((pair for pair in env or () if "=" not in pair), None):
             raise UsageError(f"--env={wrong} has no value.", "--env NAME=VALUE", "add it")
         side = Side(
-            backend=backend or profile_of("sglang").references[device], model=model, interpreter=python,
+            engine=engine, backend=backend or profile_of(engine).references[device], model=model, interpreter=python,
             flags=tuple(engine_arg or ()), environment=dict(pair.split("=", 1) for pair in env or ()),
         )  # fmt: skip
         made = _of_side(side, device, files, startup_timeout)

@@ -209,7 +209,8 @@ def backends(
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
     from assay.harness.attention.declaration import declaration
-    from assay.harness.engines.sglang import catalog
+    from assay.harness.engines.registry import catalog
+    from assay.harness.sides import ENGINES, Engine
 
     listed: list[dict[str, Any]] = []
     for name, path in sorted(kernels.published().items()):
@@ -219,15 +220,16 @@ def backends(
         except KernelRefused as error:
             about = {"problem": str(error)}
         listed.append({"name": name, "path": path, **about})
-    own: tuple[str, ...] = ()
-    problem = ""
-    try:
-        own = catalog.sglang_backends()
-    except UsageError as error:
-        problem = str(error)
+    own: dict[Engine, tuple[str, ...]] = dict.fromkeys(ENGINES, ())
+    problems: dict[Engine, str] = {}
+    for engine in ENGINES:
+        try:
+            own[engine] = catalog(engine).backends()
+        except UsageError as error:
+            problems[engine] = str(error)
     from assay.reports.honours import list_document
 
-    deliver(list_document(listed, own, problem))
+    deliver(list_document(listed, own, problems))
 
 
 def _honours(names: list[str] | None, model: str | None) -> int:
@@ -235,12 +237,12 @@ def _honours(names: list[str] | None, model: str | None) -> int:
     from assay.harness.attention.call import default_device
     from assay.harness.checks.honours import measure
     from assay.harness.engines.model import resolve_model
-    from assay.harness.engines.sglang import catalog
+    from assay.harness.engines.registry import catalog
     from assay.harness.run.preflight import served_in
     from assay.harness.sides import Side
     from assay.reports.honours import honours_document
 
-    known = (*catalog.sglang_backends(), *(("vllm:CPU_ATTN", "vllm:CPU_MLA") if find_spec("vllm") else ()))
+    known = (*catalog("sglang").backends(), *(("vllm:CPU_ATTN", "vllm:CPU_MLA") if find_spec("vllm") else ()))
     if unknown := [name for name in names or () if name not in known]:
         raise UsageError(
             f"SGLang has no attention backend {unknown[0]!r}.", f"one of {', '.join(known)}",

@@ -9,11 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from assay.evals.questions import PROMPT_HEADER, parse_answer
 from assay.harness.errors import EngineError
+from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.sides import Engine as EngineName
 from assay.harness.sides import Role
 
 if TYPE_CHECKING:
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 
 _STOP_INTERVAL_S = 0.2
 
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 
 _UNKEPT = Item(suite="envelope", id="", prompt="", prompt_hash="")
 
@@ -63,9 +70,61 @@ class ChatRequest:
         )
 
 
+@dataclass(frozen=True)
+class Generation:
+    """A greedy answer as token ids.
+
+    Attributes:
+        prompt_ids: the prompt's tokens, chat template included.
+        ids: the answer's tokens, including the end-of-text token if it was generated.
+        texts: their texts.
+    """
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-probabilities, in nats, of the ``n`` tokens of a sequence after its first ``start + 1``, NaN where the server computed
+    none.
+
+    Attributes:
+        cached_tokens: tokens whose keys and values came from the prefix cache, as the server reports.
+        token: log-probability of the sequence's own token, float32 [n].
+        top_ids: ids of the most probable tokens, best first, int32 [n, k].
+        top: their log-probabilities, float32 [n, k].
+        at: log-probabilities of the requested ids, in their order, float32 [n, m].
+    """
+
+    cached_tokens: int
+    token: Floats
+    top_ids: Ints
+    top: Floats
+    at: Floats
+
+
 def never() -> bool:
     """Return False: all requests are sent."""
     return False
+
+
+@dataclass(frozen=True)
+class TracedPrompt:
+    """A prompt of token ids that is computed to be observed inside the server; what is generated is not kept.
+
+    Attributes:
+        name: unique among the requests since the server started: letters, digits and ``-``.
+        ids: its tokens.
+        start: longest prefix that may come from the cache.
+        cached: whether that prefix is in the cache; if not, nothing is.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    start: int
+    cached: bool = False
 
 
 class Engine(Protocol):
@@ -80,11 +139,12 @@ class Engine(Protocol):
         launch_command: the command line, fit for a shell, or an empty string if assay did not start it.
         evidence: folder to which the server's process writes ``counters/`` and ``admissions.jsonl``, or None for a URL.
         who: what error messages call it, for example "the candidate server (sage_attn)".
-        scores: whether it computes the log-probabilities of given tokens (`assay.harness.engines.sglang.score`); if not, logits are
-            not compared.
+        kind: the engine that assay starts; without meaning for a URL.
+        scores: whether it computes the log-probabilities of given tokens (`score`); if not, logits are not compared.
     """
 
     role: Role
+    kind: EngineName = "sglang"
     backend: str
     url: str
     label: str
@@ -141,6 +201,51 @@ class Engine(Protocol):
     def flush_cache(self) -> None:
         """Empty the prefix cache."""
 
+    def limits(self, context: int) -> EngineLimits | None:
+        """Return its limits, by the arguments that it reports, or None without them; `context` is the model's, in tokens."""
+        return None
+
+    def generate_all(
+        self, items: Sequence[Item], prompts: Sequence[Sequence[int]], tokens: Sequence[int], top_logprobs: int
+    ) -> list[Answer]:
+        """Generate one greedy answer of a given number of tokens to each of several prompts of token ids, sent at once.
+
+        An end-of-text token does not end an answer. `top_logprobs` is the number of alternatives with each token. Returns the
+        answers, whose texts are token ids, with the seconds until all had come.
+
+        Raises:
+            EngineError: the server failed, or did not answer each of them.
+        """
+        raise _unscored(self)
+
+    def score(self, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
+        """Score the tokens of a sequence after its first ``start + 1``.
+
+        Args:
+            ids: the sequence, prompt and answer.
+            start: longest prefix that may come from the cache. The token after it is the first one that is computed, and the next
+                one is the first with a log-probability.
+            top_k: number of most probable tokens to return at each position.
+            at: ids whose log-probabilities are returned at every position, regardless of their rank.
+
+        Raises:
+            ValueError: no token is left to score.
+            EngineError: the server failed, or scored other tokens than the given ones.
+        """
+        raise _unscored(self)
+
+    def traced_id(self, name: str) -> str:
+        """Return the id inside the server of a prompt that `prefill` sends under a name."""
+        return name
+
+    def prefill(self, prompts: Sequence[TracedPrompt]) -> None:
+        """Compute prompts that are sent at once, after the prefixes of those that are cached. The prefix cache is empty before.
+
+        Raises:
+            EngineError: the server failed, or did not answer all of them.
+        """
+        raise _unscored(self)
+
     def ask(
         self, asks: Sequence[ChatRequest], concurrency: int, on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
@@ -174,6 +279,12 @@ class Engine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _unscored(engine: Engine) -> EngineError:
+    return EngineError(
+        f"{engine.who} takes no token ids.", "an engine that assay starts", "name its backend, not a URL"
+    )
 
 
 def answers(engine: Engine, asks: Sequence[ChatRequest], concurrency: int) -> list[Answer]:

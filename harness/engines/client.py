@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the openai client takes a third of a second to import
 
 # Seconds that a server may take to describe itself.
 INFO_TIMEOUT_S = 60.0
-_CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 _WATCH_INTERVAL_S = 0.25
 # A dying server drops its connections before its exit is visible, since the guardian first ends its other processes; a failed
 # request waits this long for an explanation.
@@ -279,7 +279,7 @@ class Client:
 
     async def _answer(self, ask: ChatRequest, api: AsyncOpenAI) -> Answer:
         started, body = time.monotonic(), {"model": self.model, **chat_body(ask)}
-        text = await self._send("POST", _CHAT, body, self.timeout_s, api, _RETRIES)
+        text = await self._send("POST", CHAT, body, self.timeout_s, api, _RETRIES)
         try:
             return _read_answer(text, ask, self.role, time.monotonic() - started, self.unreported_cache)
         except MALFORMED as error:

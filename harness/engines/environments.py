@@ -26,7 +26,7 @@ from filelock import FileLock
 from assay.harness.errors import UsageError
 from assay.harness.extras import DISTRIBUTION, meets
 from assay.harness.schema import Record
-from assay.harness.sides import Side, hide
+from assay.harness.sides import Engine, EngineProfile, Side, hide, profile_of
 from assay.harness.text import counted, few
 
 # Disk space of all overlays; the least recently used go first. Those of the last day stay: a server may run there.
@@ -143,13 +143,12 @@ def _environment(python: str) -> dict[str, str]:
     return {**os.environ, **({"PYTHONPATH": ":".join(path)} if path else {})}
 
 
-def check_interpreter(python: str, engine: str, oldest: str) -> Interpreter:
+def check_interpreter(python: str, engine: EngineProfile) -> Interpreter:
     """Check that a Python can serve: its version, its engine, and the packages that assay imports inside a server.
 
     Args:
         python: its executable.
-        engine: name of the engine's distribution.
-        oldest: the oldest version of the engine with which assay is tested.
+        engine: the engine that it starts.
 
     Raises:
         UsageError: it cannot.
@@ -158,15 +157,16 @@ def check_interpreter(python: str, engine: str, oldest: str) -> Interpreter:
     if looked.version < MIN_PYTHON:
         number = ".".join(map(str, looked.version))
         raise UsageError(f"{python} is Python {number}.", "Python 3.11 or newer", "name another interpreter")
-    here = looked.version_of(engine)
+    name, oldest = engine.distributions[0], engine.oldest
+    here = next(filter(None, map(looked.version_of, engine.distributions)), "")
     if here and not meets(here, f">={oldest}"):
         raise UsageError(
-            f"{engine} {here} of {python} is too old: it loads no plugins, so assay can neither count its calls nor compare its "
+            f"{name} {here} of {python} is too old: it loads no plugins, so assay can neither count its calls nor compare its "
             "layers and log-probabilities.",
-            f"{engine} {oldest} or newer",
-            f"install {engine} {oldest} there, or start that server yourself and name its URL",
+            f"{name} {oldest} or newer",
+            f"install {name} {oldest} there, or start that server yourself and name its URL",
         )
-    if missing := [*looked.missing, *([] if here or python_path_has(engine) else [engine])]:
+    if missing := [*looked.missing, *([] if here or python_path_has(name) else [name])]:
         raise UsageError(
             f"{python} lacks {', '.join(missing)}.",
             "the engine, and the packages that assay imports inside a server",
@@ -235,9 +235,10 @@ def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str
     Raises:
         UsageError: the interpreter does not run, or a package cannot be installed.
     """
+    own = side.interpreter or _beside(side.engine)
     if not side.packages:
-        return side.interpreter
-    parent = interpreter(side.interpreter)
+        return own
+    parent = interpreter(own)
     asked = tuple(hide("packages", package) for package in side.packages)
     folder = _cache_folder() / "environments" / _key(parent, side.packages)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -254,6 +255,16 @@ def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str
     for line in unmet(interpreter(str(python)), _own(folder), parent):
         say(line)
     return str(python)
+
+
+def _beside(engine: Engine) -> str:
+    """Return the Python of the environment that is named like an engine and lies beside the running one, which lacks the engine.
+
+    ``.nox/vllm`` beside ``.nox/cpu``: two engines may need other versions of the same packages.
+    """
+    python = Path(sys.prefix).parent / engine / "bin" / "python"
+    here = any(map(interpreter("").version_of, profile_of(engine).distributions)) if python.exists() else True
+    return "" if here else str(python)
 
 
 def _key(parent: Interpreter, packages: Sequence[str]) -> str:

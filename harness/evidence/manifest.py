@@ -29,6 +29,7 @@ class ServerManifest(Record):
     role: Role
     backend: str
     engine: str
+    kind: Engine = "sglang"
     claimed_phases: tuple[str, ...]
     launch_command: str = ""
     startup_s: float | None = None

@@ -9,6 +9,7 @@ from itertools import islice
 
 from assay.harness.attention.published import published
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
+from assay.harness.evidence.accuracy_lines import weight_of
 from assay.harness.ingest.guessing import GUESSING, LEVEL, TaskScore, at_most, below_guessing
 from assay.harness.ingest.result import CitedFinding, CitedLines, Excerpt
 from assay.harness.ingest.result_set import MOST_UNPARSED
@@ -362,6 +363,7 @@ def _notices(log: Log) -> Iterator[CitedFinding]:
     """Yield the lines that may matter by themselves."""
     for kind in _NOTICES:
         seen = [where for (of, _), where in log.notices.items() if of == kind]
+        seen = sorted(seen, key=lambda where: weight_of(where.text) or 0) if kind == "accuracy-warned" else seen
         if seen:
             says = _crashed_by(log, seen) if kind == "crash" else seen[0].text if kind == "accuracy-warned" else ""
             yield _noticed(kind, seen, f"{one_line(says, 300).rstrip('.')}." if says else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from assay.harness.engines.sglang import failures
+from assay.harness.engines import failures
 from assay.harness.ingest.lm_eval import is_table, table_results
 from assay.harness.ingest.result import CitedLines, Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.sglang_facts import PER_SERVER, Log, Server, Test, differing_arguments

@@ -190,11 +190,6 @@ SECTIONS = {
 }  # fmt: skip
 """Lines of a block, by the block's title."""
 
-ACCURACY_WARNED = re.compile(
-    r"(?i:\b(?:may|might|can|could|will) .{0,40}\b(?:less accurate|accuracy (?:drop|issue|loss|degrad))"
-    r"|scaling factors? (?:of )?1\.0\b)"
-)
-"""Warnings of SGLang and vLLM about a setting that costs accuracy, such as an FP8 KV cache without scales."""
 _PROCESS = r"\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{0,60}\)(?: |$)"
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
 _DATE = r"\d\d-\d\d \d\d:\d\d(?::\d\d)? "

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
+from assay.harness.evidence.accuracy_lines import weight_of
 from assay.harness.ingest.result import CitedLines
 from assay.harness.ingest.sglang_facts import Log, LogMetric, Server, Test, parse_arguments
 from assay.harness.ingest.sglang_patterns import (
-    ACCURACY_WARNED,
     BARE,
     ENDED_BY_ANOTHER,
     HEADINGS,
@@ -192,7 +192,7 @@ class _LogReader:
         return True
 
     def _note(self, kind: str, number: int, text: str) -> None:
-        kind = "accuracy-warned" if ACCURACY_WARNED.search(text) else kind
+        kind = "accuracy-warned" if weight_of(text) is not None else kind
         if kind in ("accuracy-warned", *_NOTED):
             self.log.note(kind, number, text)
 

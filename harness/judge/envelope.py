@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from assay.harness.conditions import ENVELOPE, ENVELOPE_OF, PHASES, Buckets
-from assay.harness.engines.sglang.arguments import limits_of
+from assay.harness.engines import registry
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, stood_for
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
@@ -169,8 +169,8 @@ def _served(run: RunEvidence) -> EnvelopeCounts | None:
     if run.envelope is None or run.envelope.limits is None or not run.over_envelope:
         return None
     limits, candidate = run.envelope.limits, run.servers.get("candidate")
-    if candidate is not None and "chunked_prefill_size" in candidate.arguments:
-        own = limits_of(candidate.arguments, limits.context_tokens)
+    if candidate is not None and candidate.arguments:
+        own = registry.arguments(candidate.kind).limits_of(candidate.arguments, limits.context_tokens)
         limits = limits.model_copy(
             update={name: getattr(own, name) for name in ("chunk_tokens", "page_tokens", "mixed")}
         )

@@ -8,7 +8,8 @@ from typing import Any
 
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec, recorded_spec
-from assay.harness.engines.sglang.arguments import ABSENT, differences, flat
+from assay.harness.engines import registry
+from assay.harness.engines.arguments import ABSENT, differences
 from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
@@ -20,13 +21,15 @@ from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import QUESTION_PLAN, RESOLVED, Manifest, QuestionPlan, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Suite
+from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.answers import Pair, Pairing, envelope_pairs, pair
 from assay.harness.judge.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
+from assay.harness.judge.noise_limits import measured_noise
 from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.judge.report import SuiteResult
 from assay.harness.schema import Part
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Engine, Role
 from assay.harness.verdict import Check, Finding
 
 # Suites that compare both servers' answers.
@@ -105,6 +108,7 @@ class RunEvidence:
     baselines: Status | None
     measured: tuple[Role, ...]
     noise: Sequence[str]
+    rounding: RoundingCost | None
     claimed: Sequence[str]
     urls: Collection[Role]
     compared: Sequence[Suite]
@@ -137,6 +141,7 @@ class RunEvidence:
         traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
         seeded = {role: folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
         compared = [suite for suite in _ANSWERED if suite in spec.workload.suites]
+        rounding = folder.read(ROUNDING)
         undeclared, derived = sorted_differences(
             bench_folder(folder) if only_timed else folder, servers, spec.treatment
         )
@@ -169,12 +174,19 @@ class RunEvidence:
             seeded={role: record for role, record in seeded.items() if record is not None},
             baselines=status_of(folder),
             measured=measured_roles(folder),
-            noise=list(manifest.noise.values()),
+            noise=[*manifest.noise.values(), *_measured(rounding)],
+            rounding=rounding,
             claimed=candidate.claimed_phases if candidate else errors.headers[0].phases if errors else (),
             urls=[role for role, side in spec.sides.items() if Backend.parse(side.backend).is_url],
             compared=compared,
             compares_servers=bool(compared) or ("logits" in spec.workload.suites and errors is None),
         )
+
+
+def _measured(rounding: RoundingCost | None) -> list[str]:
+    """Name the rounding that the sides declare and that was measured, if any."""
+    known = rounding is not None and rounding.mean is not None
+    return [measured_noise(rounding.declared, rounding.mean)] if known else []  # type: ignore[union-attr,arg-type]
 
 
 def _answered_otherwise(asked: Pairing, answers: Sequence[Answer]) -> list[bool]:
@@ -192,36 +204,30 @@ def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest]
     return {server.role: server for server in servers}, {role: counts_of(folder, role) for role in ROLES}
 
 
-def argument_differences(
-    servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
-) -> dict[str, tuple[str, str]]:
-    """Return the server arguments that differ between the roles beyond the treatment."""
-    if len(servers) < len(ROLES):
-        return {}
-    reference, candidate = (servers[role].arguments for role in ROLES)
-    return differences(reference, candidate, treatment)
-
-
 def sorted_differences(
     folder: EvidenceFolder[Any], servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
 ) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
     """Sort the arguments that differ beyond the treatment into those that nobody asked for and those that follow from it."""
-    differ = argument_differences(servers, treatment)
+    differ = differences(servers, treatment)
     resolved = {role: record.arguments for role in ROLES if (record := folder.read(RESOLVED, role)) is not None}
-    derived = derived_arguments(differ, resolved)
+    kinds = {role: server.kind for role, server in servers.items()}
+    derived = derived_arguments(differ, resolved, kinds)
     return {name: values for name, values in differ.items() if name not in derived}, derived
 
 
 def derived_arguments(
-    differences: Mapping[str, tuple[str, str]], resolved: Mapping[Role, Mapping[str, Any]]
+    differences: Mapping[str, tuple[str, str]],
+    resolved: Mapping[Role, Mapping[str, Any]],
+    kinds: Mapping[Role, Engine],
 ) -> dict[str, tuple[str, str]]:
     """Return the differences that follow from the treatment: both servers have the arguments that their command lines resolve to.
 
     Args:
         resolved: arguments by role, from `Engine.resolved_arguments`, or {} if they were not requested.
+        kinds: each role's engine.
     """
-    if len(resolved) < len(ROLES):
+    if not differences or len(resolved) < len(ROLES) or len(set(kinds.values())) > 1:
         return {}
-    reference, candidate = (flat(resolved[role]) for role in ROLES)
+    reference, candidate = (registry.arguments(kinds[role]).flat(resolved[role]) for role in ROLES)
     own = {name: (reference.get(name, ABSENT), candidate.get(name, ABSENT)) for name in differences}
     return {name: values for name, values in differences.items() if own[name] == values}

@@ -6,37 +6,33 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
 
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.probes import ProbePass, TracedPlace, passes_of
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out, name_of
-from assay.harness.judge.invariance_outcome import (
-    BASE_AGAIN,
-    ArmJudge,
-    ArmOutcome,
-    State,
-    bounds,
-    floor_of,
-    rounds_by_shape,
-    smallest,
-)
-from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
-from assay.harness.judge.parting import parting_of
+from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, closed, left_out, name_of, smallest
+from assay.harness.judge.invariance_result import ArmRow, InvarianceResult
+from assay.harness.judge.parting import parting_of, traced_passes
+from assay.harness.judge.probe_outcome import PassOutcome, State
 from assay.harness.judge.probe_scores import (
+    BASE_AGAIN,
     MEASURES,
     Bound,
     Distance,
     Measure,
     ProbePlace,
+    bounds,
     changed_probes,
-    places,
+    distances_of,
+    floor_of,
+    hold,
+    rounds_by_shape,
 )
 from assay.harness.judge.traces import PartingRow, least_error
 from assay.harness.statement import Statement, state
-from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Finding, Requirement, Verdict
+from assay.harness.verdict import Check, CheckStatus, Finding, Requirement, Verdict
 
 _FINDING = "feature-changes-output"
 _VERDICTS: Mapping[State, Verdict] = {
@@ -63,15 +59,15 @@ class _Arms:
 
     folder: InvarianceFolder
     manifest: InvarianceManifest
-    records: Sequence[ArmRecord]
-    base: ArmRecord
-    again: Sequence[ArmRecord]
-    arms: Sequence[ArmRecord]
+    records: Sequence[ProbePass]
+    base: ProbePass
+    again: Sequence[ProbePass]
+    arms: Sequence[ProbePass]
     judge: ArmJudge
 
     @classmethod
     def of(cls, folder: InvarianceFolder) -> _Arms:
-        manifest, records = folder.manifest(), list(folder.arms())
+        manifest, records = folder.manifest(), passes_of(folder.path, folder.nonce)
         base = next((record for record in records if record.why == "base" and record.complete), None)
         again = [record for record in records if record.why in BASE_AGAIN and record.complete]
         if base is None or len(again) < (len(BASE_AGAIN) if rounds_by_shape(manifest.dtype) else 1):
@@ -158,8 +154,8 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         floor_kl=max(distance.mean for distance in floor_of(ran.base, ran.again).values()),
         bound_kl=max(bound.mean for bound in ran.limits.values()),
         arms=tuple(_rows(ran, shown)),
-        features=tuple(_features(ran)),
-        pairs=tuple(_pairs(ran.known, shown)),
+        features={id_: feature.title for id_, feature in ran.known.items()},
+        not_covered=manifest.not_covered,
         partings=tuple(partings.values()),
         left_out=tuple(lost),
         checks=checks,
@@ -201,7 +197,7 @@ def _declared(features: Sequence[str], known: Mapping[str, Feature]) -> list[str
     return [_SIZES, *resolved, *(name for id_ in features for name in known[id_].declares)]
 
 
-def _served_alike(judged: ArmOutcome, unlike: Statement | None) -> ArmOutcome:
+def _served_alike(judged: PassOutcome, unlike: Statement | None) -> PassOutcome:
     """Combine a variant's outcome with other differences of its server: equal outputs then show nothing."""
     if unlike is None or judged.state == "not run":
         return judged
@@ -231,26 +227,24 @@ def _means(distances: Mapping[Measure, Distance]) -> list[tuple[str, float]]:
 
 def _agrees(ran: _Arms) -> Check:
     means, required = _means(floor_of(ran.base, ran.again)), Requirement("base-agrees")
-    apart = next((record for record in ran.again if not _holds(floor_of(ran.base, [record]), ran.limits)), None)
+    apart = next((record for record in ran.again if not hold(distances_of(ran.base, record), ran.limits)), None)
     if apart is None:
         return required.check("ok", state("base-agrees", means=means))
-    worst = max(floor_of(ran.base, [apart]).values(), key=lambda distance: distance.worst)
+    worst = max(distances_of(ran.base, apart).values(), key=lambda distance: distance.worst)
     changed = ran.count(changed_probes(ran.base.replies, apart.replies, ran.limits))
     at, decode = ran.place(worst.at) if worst.at else "", apart.why == "base longer"
     outcome = state("base-disagrees", means=means, worst=worst.worst, at=at, changed=changed, decode=decode)
     return required.check("missing", outcome)
 
 
-def _holds(distances: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> bool:
-    return all(limits[measure].holds(distance) for measure, distance in distances.items())
-
-
 def _sensitive(ran: _Arms) -> Check:
     record = next((record for record in ran.records if record.why == "sensitivity"), None)
     required = Requirement("probes-sensitive")
-    if record is None or not record.complete:
-        return required.check("missing", state("probes-not-under-fault", said=record and record.problem))
-    distances = {measure: Distance.of(places(ran.base.replies, record.replies, measure)) for measure in MEASURES}
+    uncached = record is not None and record.features and not any(reply.cached_tokens for reply in record.replies)
+    if record is None or not record.complete or uncached:
+        said = record and (record.problem or "no prefix came from the cache, and the fault needs a cached prefix")
+        return required.check("missing", state("probes-not-under-fault", said=said))
+    distances = distances_of(ran.base, record)
     seen = all(not ran.limits[measure].holds(distance) for measure, distance in distances.items())
     return required.met(seen, state("probes-under-fault", means=_means(distances)))
 
@@ -266,7 +260,7 @@ def _shown(ran: _Arms) -> Check:
     return required.check("ok", state("features-on", features=list(ran.known)))
 
 
-def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Check:
+def _decided(outcomes: Sequence[PassOutcome], manifest: InvarianceManifest) -> Check:
     """Demand every planned arm; those that a budget leaves out of a covering array only leave pairs out."""
     required = Requirement("arms-decided")
     ran = {judged.arm for judged in outcomes}
@@ -285,7 +279,7 @@ def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> C
     return Requirement("pairs-covered").check(status, outcome)
 
 
-def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict:
+def _verdict(checks: Sequence[Check], outcomes: Sequence[PassOutcome]) -> Verdict:
     states = {_VERDICTS[judged.state] for judged in outcomes}
     if "regression" in states:
         return "regression"
@@ -293,26 +287,30 @@ def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict
     return "inconclusive" if unmet or not outcomes or "inconclusive" in states else "pass"
 
 
-def _parting(ran: _Arms, failed: ArmOutcome) -> PartingRow:
+def _parting(ran: _Arms, failed: PassOutcome) -> PartingRow:
     """Find where in the model a breaking set of features diverges from its base."""
-    own = ran.judge.records[base_of(failed.arm, ran.known)]
+    own, features = ran.judge.records[base_of(failed.arm, ran.known)], tuple(sorted(failed.arm))
     least = least_error(ran.manifest.dtype, any(ran.known[id_].cost == "another kernel" for id_ in failed.arm))
-    return parting_of(ran.folder, ran.records, failed, own, ran.limits, least)
+    at = failed.first
+    place = TracedPlace(probe=at.probe, index=at.index) if at else None
+    asked = [(own.features, "trace"), (own.features, "trace again"), (features, "trace")]
+    traced = [(each, ran.folder.server_folder(each.server)) for each in traced_passes(ran.records, place, asked)]
+    return parting_of(place, traced, own, ran.limits, least, ran.folder.nonce, features=features)
 
 
-def _failing(outcomes: Sequence[ArmOutcome]) -> dict[Arm, ArmOutcome]:
+def _failing(outcomes: Sequence[PassOutcome]) -> dict[Arm, PassOutcome]:
     """Return the first failure of each arm that failed."""
     return {judged.arm: judged for judged in reversed(outcomes) if judged.state == "differs"}
 
 
-def _changed(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome]) -> list[str]:
+def _changed(ran: _Arms, judged: PassOutcome, outcomes: Sequence[PassOutcome]) -> list[str]:
     """Return the probes that an arm changes, in the first asking in which it differed."""
     record = next(record for record, each in zip(ran.arms, outcomes, strict=True) if each is judged)
     base = ran.judge.records[base_of(judged.arm, ran.known)]
     return changed_probes(base.replies, record.replies, ran.judge.limits_of(judged.arm))
 
 
-def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], parted: PartingRow) -> Finding:
+def _finding(ran: _Arms, judged: PassOutcome, outcomes: Sequence[PassOutcome], parted: PartingRow) -> Finding:
     """Make a finding for a smallest breaking set of features, with the arms that contain it."""
     manifest, name, changed = ran.manifest, name_of(judged.arm), _changed(ran, judged, outcomes)
     states = {each.arm: each for each in reversed(outcomes)}
@@ -321,8 +319,6 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
     # Each feature of the arm, with the features that it requires.
     parts = [] if askings else sorted({closed([id_], ran.known) for id_ in judged.arm} - {judged.arm}, key=sorted)
     alone = [(name_of(arm), _alone(states.get(arm), outcomes, arm)) for arm in parts]
-    unrun = [name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
-    wider = [name_of(each.arm) for each in outcomes if each.state == "differs" and judged.arm < each.arm]
     # Settings of the servers that were given to the library and have no flag. Values may be secret.
     side = manifest.spec["reference"]
     beyond = {"environment": [*side.get("environment", ())], "interpreter": side.get("interpreter")}
@@ -336,9 +332,7 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
         *((judged.first, each) for each in judged.why),
         (True, parted.inside),
         (any(beyond.values()), state("not-in-command", **beyond)),
-        (unrun, state("seen-besides", what="unrun", names=unrun)),
         (askings, state("seen-besides", what="unsteady", names=[])),
-        *((True, state("seen-besides", what="wider", names=[each])) for each in dict.fromkeys(wider[:4])),
     ]
     first = f"first at {ran.place(judged.first)}" if judged.first else "in the generated text"
     words = shlex.split(manifest.command)
@@ -359,7 +353,7 @@ def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], par
     )  # fmt: skip
 
 
-def _alone(own: ArmOutcome | None, outcomes: Sequence[ArmOutcome], arm: Arm) -> float | str:
+def _alone(own: PassOutcome | None, outcomes: Sequence[PassOutcome], arm: Arm) -> float | str:
     """Return the distance of a feature alone; without one, whether larger arms are the same or it was not run."""
     if own is not None and own.state in ("same", "differs"):
         return max(distance.mean for distance in own.distances.values())
@@ -369,17 +363,17 @@ def _alone(own: ArmOutcome | None, outcomes: Sequence[ArmOutcome], arm: Arm) -> 
     return "not run"
 
 
-def _rows(ran: _Arms, outcomes: Sequence[ArmOutcome]) -> Iterator[ArmRow]:
-    yield _row(ran.base, ArmOutcome(BASE, "same", {}))
+def _rows(ran: _Arms, outcomes: Sequence[PassOutcome]) -> Iterator[ArmRow]:
+    yield _row(ran.base, PassOutcome(BASE, "same", {}))
     for record in ran.again:
-        floor = floor_of(ran.base, [record])
-        why = () if _holds(floor, ran.limits) else (state("shows-nothing", why="floor"),)
-        yield _row(record, ArmOutcome(BASE, "not shown" if why else "same", floor, why=why))
+        floor = distances_of(ran.base, record)
+        why = () if hold(floor, ran.limits) else (state("shows-nothing", why="floor"),)
+        yield _row(record, PassOutcome(BASE, "not shown" if why else "same", floor, why=why))
     for record, judged in zip(ran.arms, outcomes, strict=True):
         yield _row(record, judged)
 
 
-def _row(record: ArmRecord, judged: ArmOutcome) -> ArmRow:
+def _row(record: ProbePass, judged: PassOutcome) -> ArmRow:
     prefill, decode = (judged.distances.get(measure) for measure in MEASURES)
     return ArmRow(
         number=record.number,
@@ -396,23 +390,3 @@ def _row(record: ArmRecord, judged: ArmOutcome) -> ArmRow:
         decode_worst=decode and decode.worst,
         seen=record.seen,
     )
-
-
-def _features(ran: _Arms) -> Iterator[FeatureRow]:
-    for id_, feature in features_of(ran.manifest.spec["device"]).items():
-        on = [record for record in ran.arms if record.complete and id_ in record.seen]
-        seen, why = on[0].seen[id_] if on else "", ran.manifest.not_covered.get(id_, "")
-        yield FeatureRow(id=id_, title=feature.title, arms=len(on), seen=seen, not_covered=why)
-
-
-def _pairs(known: Mapping[str, Feature], outcomes: Sequence[ArmOutcome]) -> Iterator[PairCell]:
-    # A difference that occurs only sometimes is wrong.
-    failing = _failing(outcomes)
-    once = [judged for judged in outcomes if judged.state == "differs" or judged.arm not in failing]
-    for first, other in [*((id_, id_) for id_ in known), *combinations(known, 2)]:
-        having = [judged for judged in once if {first, other} <= judged.arm]
-        # A pair is wrong only if every arm that has it is: otherwise another feature causes the failure.
-        states = [_VERDICTS[judged.state] for judged in having]
-        best = min(states, key=lambda verdict: -WORST_FIRST.index(verdict), default=None)
-        means = [max(d.mean for d in judged.distances.values()) for judged in having if judged.distances]
-        yield PairCell(first=first, other=other, verdict=best, kl=min(means, default=None))

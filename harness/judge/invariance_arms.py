@@ -1,17 +1,27 @@
-"""The arms: which features are on together, in an order that starts few servers."""
+"""The arms: which features are on together, in an order that starts few servers, and how each is judged."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 
 from assay.harness.attention.covering import AxisPart, Row, covering
 from assay.harness.engines.sglang.features import Feature
+from assay.harness.evidence.probes import ProbePass
+from assay.harness.judge.noise_limits import EXACT_SWING
+from assay.harness.judge.probe_outcome import PassOutcome, outcome
+from assay.harness.judge.probe_scores import Bound, Measure, kernel_cost
+from assay.harness.sides import flag_values
+from assay.harness.statement import state
 
 Arm = frozenset[str]
 """The ids of the features that are on."""
 BASE: Arm = frozenset()
-_SERVER = "server"
+# Covering arrays to choose from.
+_ARRAYS = 16
+# Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`.
+_SWING: Mapping[str, float] = {"float32": 1e-3}
 
 
 def name_of(arm: Iterable[str]) -> str:
@@ -60,33 +70,24 @@ def singles(known: Mapping[str, Feature]) -> list[Arm]:
     return in_order({closed([id_], known) for id_ in known}, known)
 
 
-def pairs(known: Mapping[str, Feature], seed: int = 0) -> list[Arm]:
-    """Return arms in which, for every two features that can be on together, both are on, each is on alone, and both are off.
+def pairs(known: Mapping[str, Feature]) -> list[Arm]:
+    """Return arms in which, for every two features that can be on together, both are on, and each is on without the other.
 
-    The servers are a covering array of the features that a server is started with; each server's arms are a covering array of the
-    other features. A server is used for as many arms as its pairs need. A feature with a separate base is also on with nothing but
-    features that may not change one bit of it.
+    Of several covering arrays, the one with the fewest servers is taken. A feature with a separate base is also on with nothing but
+    the features that may not change one bit of it.
     """
-    of_server = {id_: feature for id_, feature in known.items() if feature.restarts}
-    of_request = {id_: feature for id_, feature in known.items() if not feature.restarts}
-    # Requirements of a server's feature on requests are decided with the requests.
-    servers = _covered(of_server, dict.fromkeys(of_server, (False, True)), [], seed, known)
-    starts = sorted({_arm(row) for row in servers} | {BASE}, key=lambda arm: (len(arm), sorted(arm)))
-    axes = {_SERVER: tuple(range(len(starts)))} | dict.fromkeys(of_request, (False, True))
-    mixed = [
-        (AxisPart(_SERVER, of=lambda n, id_=id_: id_ in starts[n]), AxisPart(other))  # type: ignore[misc]
-        for id_ in of_server
-        for other in of_request
-    ]
-    rows = covering(
-        axes,
-        [*mixed, *(tuple(map(AxisPart, pair)) for pair in combinations(of_request, 2)), (AxisPart(_SERVER),)],
-        seed,
-        allowed=lambda row: _allowed(_joined(row, starts), known),
-    )
-    arms = {_arm(_joined(row, starts)) for row in rows}
-    further = (*_rest(arms, known), *_to_the_bit(known))
-    return in_order({arm for arm in (*arms, *further) if arm and possible(arm, known)}, known)
+    axes = dict.fromkeys(known, (False, True))
+    groups = [tuple(map(AxisPart, pair)) for pair in combinations(known, 2)] or [(AxisPart(id_),) for id_ in known]
+    further = _to_the_bit(known)
+
+    def arms_of(seed: int) -> Collection[Arm]:
+        rows = covering(axes, groups, seed, allowed=lambda row: _allowed(row, known))
+        return {arm for arm in (*map(_arm, rows), *further) if arm and possible(arm, known)}
+
+    def cost(arms: Collection[Arm]) -> tuple[int, int]:
+        return len({server_of(arm, known) for arm in arms}), len(arms)
+
+    return in_order(min(map(arms_of, range(_ARRAYS)), key=cost), known) if known else []
 
 
 def _to_the_bit(known: Mapping[str, Feature]) -> list[Arm]:
@@ -94,43 +95,6 @@ def _to_the_bit(known: Mapping[str, Feature]) -> list[Arm]:
     bitwise = [id_ for id_, feature in known.items() if feature.bitwise]
     own = [id_ for id_, feature in known.items() if feature.cost == "a base of its own"]
     return [closed([id_, *bitwise], known) for id_ in own] if bitwise else []
-
-
-def _rest(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
-    """Join the pairs that no arm has into few further arms: servers were chosen before the requests to them were known."""
-    both = [closed(pair, known) for pair in combinations(known, 2)]
-    missing = [pair for pair in both if not clashes(pair, known) and not any(pair <= arm for arm in arms)]
-    joined: list[Arm] = []
-    for pair in missing:
-        fitting = [arm for arm in joined if not clashes(arm | pair, known)]
-        if not any(pair <= arm for arm in joined):
-            joined = [arm for arm in joined if arm not in fitting[:1]] + [pair.union(*fitting[:1])]
-    every = (*arms, *joined)
-    alone = [
-        closed([first], known)
-        for first in known
-        if any(all(other in arm for arm in every if first in arm) for other in known.keys() - closed([first], known))
-    ]
-    return [*joined, *alone]
-
-
-def _covered(
-    features: Mapping[str, Feature], axes: Mapping[str, Sequence[bool]], fixed: Collection[Row], seed: int,
-    known: Mapping[str, Feature],
-) -> list[Row]:  # fmt: skip
-    groups = [tuple(map(AxisPart, pair)) for pair in combinations(features, 2)] or [
-        (AxisPart(id_),) for id_ in features
-    ]
-    return covering(axes, groups, seed, fixed, allowed=lambda row: _allowed(row, known)) if groups else []
-
-
-def _joined(row: Row, starts: Sequence[Arm]) -> Row:
-    """Write out which features the server of a row has."""
-    joined = {id_: value for id_, value in row.items() if id_ != _SERVER}
-    if _SERVER in row:
-        every = frozenset().union(*starts)
-        joined |= {id_: id_ in starts[row[_SERVER]] for id_ in every}
-    return joined
 
 
 def _allowed(row: Row, known: Mapping[str, Feature]) -> bool:
@@ -162,3 +126,67 @@ def left_out(planned: Collection[Arm], done: Collection[Arm], known: Mapping[str
         return {pair for arm in arms for pair in combinations(sorted(arm), 2)}
 
     return sorted(covered(planned) - covered(done))
+
+
+def smallest(failing: Collection[Arm]) -> list[Arm]:
+    """Return the variants that differ while none of their parts does, smallest first."""
+    return sorted(
+        (arm for arm in failing if not any(other < arm for other in failing)), key=lambda arm: (len(arm), sorted(arm))
+    )
+
+
+@dataclass(frozen=True)
+class ArmJudge:
+    """Judges the arms of an invocation.
+
+    Attributes:
+        records: the first record of each arm, and of the base.
+        limits: bounds of the distances, without the cost of a feature.
+    """
+
+    records: Mapping[Arm, ProbePass]
+    limits: Mapping[Measure, Bound]
+    known: Mapping[str, Feature]
+    dtype: str
+    flags: tuple[str, ...] = ()
+
+    def base_of(self, arm: Arm) -> ProbePass | None:
+        """Return the record that a variant is compared with, or None if it did not finish."""
+        base = self.records.get(base_of(arm, self.known))
+        return base if base is not None and base.complete else None
+
+    def limits_of(self, arm: Arm) -> dict[Measure, Bound]:
+        """Return the bounds, widened by the declared cost of an arm's features.
+
+        Another kernel rounds like an honest one. Deterministic kernels do not depend on the batch, so nothing may differ from their
+        separate base if the other features are deterministic too.
+        """
+        features = [self.known[id_] for id_ in arm]
+        own = [feature for feature in features if feature.cost == "a base of its own"]
+        exact = bool(own) and all(feature.bitwise or feature in own for feature in features)
+        if exact and len(own) < len(features):
+            return dict.fromkeys(self.limits, Bound(0.0, 0.0))
+        if exact or any(feature.cost == "another kernel" for feature in features):
+            return {measure: bound.widened(kernel_cost(self.dtype)) for measure, bound in self.limits.items()}
+        return dict(self.limits)
+
+    def drafted_by(self, arm: Arm) -> ProbePass | None:
+        """Return the arm whose drafts an arm's are compared with: its speculation alone, or a base that speculates; or None.
+
+        Drafts of n-grams depend on earlier requests, and are not compared.
+        """
+        alone = speculation_of(arm, self.known)
+        if alone == BASE and flag_values(self.flags).get("--speculative-algorithm", "NGRAM").upper() == "NGRAM":
+            return None
+        return self.records.get(alone) if alone != arm else None
+
+    def outcome(self, record: ProbePass) -> PassOutcome:
+        """Judge an arm's record."""
+        arm = frozenset(record.features)
+        if (base := self.base_of(arm)) is None:
+            why = state("shows-nothing", why="base", base=name_of(base_of(arm, self.known)))
+            return PassOutcome(arm, "not run", {}, why=(why,))
+        kernel = any(self.known[id_].cost == "another kernel" for id_ in arm)
+        swing = EXACT_SWING if kernel else _SWING.get(self.dtype, EXACT_SWING)
+        drafts = max((self.known[id_].drafts for id_ in arm), default=0.0)
+        return outcome(base, record, self.limits_of(arm), swing, drafts, self.drafted_by(arm))

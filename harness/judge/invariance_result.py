@@ -33,25 +33,6 @@ class ArmRow(Part):
     seen: dict[str, str] = Field(default_factory=dict, description="proof that each feature was on")
 
 
-class FeatureRow(Part):
-    """One feature, and whether it was toggled."""
-
-    id: str
-    title: str
-    arms: int = Field(description="variants in which it was shown to be on")
-    seen: str = Field(description="proof that it was on, from the first of them")
-    not_covered: str = Field("", description="why no variant was planned with it, or empty if one was")
-
-
-class PairCell(Part):
-    """Two features that were on together, or a feature in any variant; the best verdict of a variant that had both."""
-
-    first: str
-    other: str
-    verdict: Verdict | None = Field(description="null if no variant had both")
-    kl: float | None = Field(description="the smallest mean divergence of a variant that had both, in nats")
-
-
 class InvarianceResult(Judgement):
     __doc__ = f"A complete comparison of features. {RULE}"
 
@@ -72,8 +53,8 @@ class InvarianceResult(Judgement):
     )
     bound_kl: float = Field(description="mean divergence that counts as noise, in nats; the larger measure")
     arms: tuple[ArmRow, ...]
-    features: tuple[FeatureRow, ...]
-    pairs: tuple[PairCell, ...]
+    features: dict[str, str] = Field(description="features that variants toggle: id -> effect")
+    not_covered: dict[str, str] = Field({}, description="features that cannot be toggled here: id -> reason")
     partings: tuple[PartingRow, ...] = Field((), description="one for each finding, in their order")
     left_out: tuple[tuple[str, str], ...] = Field((), description="pairs that the budget left out")
     checks: tuple[Check, ...]
@@ -93,5 +74,5 @@ class InvarianceResult(Judgement):
             return state("requirement-unmet", requirement=self.unmet[0].requirement, outcome=self.unmet[0].outcome)
         return state(
             "features-change-nothing", backend=self.backend, left_out=len(self.left_out),
-            features=sum(cell.first == cell.other for cell in self.pairs), arms=sum(bool(arm.features) for arm in self.arms),
+            features=len(self.features), arms=sum(bool(arm.features) for arm in self.arms),
         )  # fmt: skip

@@ -12,6 +12,7 @@ Other models may need other limits: a policy may set ``logits_limit``, and limit
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from assay.harness.attention.noise import FORMATS, Quantised, family
@@ -23,6 +24,8 @@ EXACT_KL = 2.4e-4
 rounding in the rest of the model, which follows the attention's."""
 # Nats of mean KL for each unit of e squared: ten times what an H100 showed (6.3e-5 at e = 0.013).
 _KL_PER_SQUARE = 4.0
+# The end of a name that `measured_noise` makes.
+_MEASURED = re.compile(r"\(measured: (\S+) nats\)$")
 EXACT_SWING = 0.5
 """Largest change of the log-odds of two tokens, in nats, of a kernel that declares nothing: four steps of a bf16 logit between 16
 and 32, since both logits may move by one step in both roles."""
@@ -32,8 +35,15 @@ MAX_SWING = 8.0
 """No noise family excuses a larger change of log-odds: a factor of 3,000."""
 
 
+def measured_noise(declared: str, kl: float) -> str:
+    """Name a rounding by what it declares and by its mean KL in nats, as measured: the limits allow four times as much."""
+    return f"{declared} (measured: {kl:.3g} nats)"
+
+
 def _relative_error(noise: str) -> float:
-    """Compute the relative size e of a noise family's rounding errors."""
+    """Compute the relative size e of a noise family's rounding errors, or of a measured rounding."""
+    if measured := _MEASURED.search(noise):
+        return math.sqrt(4 * float(measured[1]) / _KL_PER_SQUARE)
     declared = family(noise)
     stored = [factor for factor in (declared.q, declared.k, declared.v, declared.p) if isinstance(factor, Quantised)]
     return math.hypot(

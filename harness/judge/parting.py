@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, TracedPlace
+from assay.harness.evidence.probes import ProbePass, TracedPlace
 from assay.harness.evidence.trace import read_trace
 from assay.harness.evidence.traced_sequence import AGAIN, FIRST, TRACED_SEQUENCE
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.invariance_outcome import ArmOutcome
 from assay.harness.judge.probe_scores import MEASURES, Bound, Measure, places
 from assay.harness.judge.traces import PartingRow, least_error, part
 from assay.harness.sides import ROLES
 from assay.harness.statement import state
 
+Traced = tuple[ProbePass, Path]
+"""A pass that was asked again with a trace, and the folder of its server."""
+
 
 def claim(run: RunEvidence) -> Judged:
-    """Say where the candidate's own server first parts from the reference's, where both were traced."""
+    """Say where the candidate's server first parts from the reference's, on a scored sequence, where no probes were asked."""
     traced = {role: run.folder.read(TRACED_SEQUENCE, role) for role in ROLES}
     reference, candidate = traced["reference"], traced["candidate"]
     if reference is None or candidate is None:
@@ -30,66 +33,71 @@ def claim(run: RunEvidence) -> Judged:
         ours, nonce = run.folder.server_folder("reference"), run.folder.nonce
         base, again = (read_trace(ours, label, nonce) for label in (FIRST, AGAIN))
         other = read_trace(run.folder.server_folder("candidate"), FIRST, nonce)
-        least = least_error(coarsest, "backend" in run.spec.treatment)
-        row = row.model_copy(update=part(base, again, other, least))
+        row = row.model_copy(update=part(base, again, other, least_error(coarsest, "backend" in run.spec.treatment)))
     except (EvidenceError, ValueError) as error:
         row = row.model_copy(update=_failed(error))
     return Judged(parts={"parting": row})
 
 
 def parting_of(
-    folder: InvarianceFolder,
-    records: Sequence[ArmRecord],
-    judged: ArmOutcome,
-    base: ArmRecord,
-    limits: Mapping[Measure, Bound],
-    least: float,
-) -> PartingRow:
-    """Find where a differing arm diverges from its base inside the model, or why that was not observed."""
-    features = tuple(sorted(judged.arm))
-    if judged.first is None:
-        return PartingRow(features=features, **_unobserved("texts"))
-    place = TracedPlace(probe=judged.first.probe, index=judged.first.index)
-    row = PartingRow(features=features, probe=place.probe, index=place.index)
+    place: TracedPlace | None, traced: Sequence[Traced], base: ProbePass, limits: Mapping[Measure, Bound], least: float, nonce: str,
+    *, features: Sequence[str] = (), differs: bool = True,
+) -> PartingRow:  # fmt: skip
+    """Find where a request diverges from the base's inside the model, or why that was not observed.
+
+    Args:
+        place: the token that differs, or None if none does.
+        traced: the place asked again with a trace: of the base, of the base in another batch, and of the pass that differs; fewer
+            if it was not asked.
+        base: the pass without a trace.
+        limits: bounds of the distances.
+        least: see `assay.harness.judge.traces.least_error`.
+        nonce: the run's nonce.
+        features: those of the pass that differs.
+        differs: whether the pass differs at the place; its repetition must then differ too.
+    """
+    if place is None:
+        return PartingRow(features=tuple(features), **_unobserved("texts"))
+    row = PartingRow(features=tuple(features), probe=place.probe, index=place.index)
+    if len(traced) < 3:
+        return row.model_copy(update=_unobserved("not asked"))
+    other = traced[2][0]
+    if any(reply.verifications for reply in other.replies):
+        return row.model_copy(update=_unobserved("drafts"))
+    if problem := next((record.problem for record, _ in traced if not record.complete), ""):
+        return row.model_copy(update=_unobserved("said", problem))
+    if differs and not _differs_again(base, other, place, limits):
+        return row.model_copy(update=_unobserved("same"))
     try:
-        return row.model_copy(update=_observed(folder, records, features, place, base, limits, least))
+        first, again, own = (read_trace(folder, record.label, nonce) for record, folder in traced)
+        return row.model_copy(update=part(first, again, own, least))
     except (EvidenceError, ValueError) as error:
         return row.model_copy(update=_failed(error))
 
 
-def _observed(
-    folder: InvarianceFolder, records: Sequence[ArmRecord], features: Sequence[str], place: TracedPlace, base: ArmRecord,
-    limits: Mapping[Measure, Bound], least: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Compare the traces of a place; return the fields of its row."""
-    known = [
+def traced_passes(
+    records: Sequence[ProbePass], place: TracedPlace | None, of: Sequence[tuple[Sequence[str], str]]
+) -> list[ProbePass]:
+    """Return the passes that were asked again for a place, each by its features and why; one that was not asked is missing."""
+    return [
         record
-        for of, why in ((base.features, "trace"), (base.features, "trace again"), (features, "trace"))
-        if (record := _record_of(records, of, place, why)) is not None
+        for features, why in of
+        for record in [
+            next(
+                (
+                    each
+                    for each in records
+                    if each.traced == place and each.why == why and set(each.features) == set(features)
+                ),
+                None,
+            )
+        ]
+        if record is not None
     ]
-    if len(known) < 3:
-        return _unobserved("not asked")
-    if any(reply.verifications for reply in known[2].replies):
-        return _unobserved("drafts")
-    if problem := next((record.problem for record in known if not record.complete), ""):
-        return _unobserved("said", problem)
-    if not _differs_again(base, known[2], place, limits):
-        return _unobserved("same")
-    base_trace, again, own = (
-        read_trace(folder.server_folder(record.server), record.label, folder.nonce) for record in known
-    )
-    return part(base_trace, again, own, least)
 
 
-def _record_of(records: Sequence[ArmRecord], features: Sequence[str], place: TracedPlace, why: str) -> ArmRecord | None:
-    wanted = set(features)
-    return next(
-        (each for each in records if each.traced == place and each.why == why and set(each.features) == wanted), None
-    )
-
-
-def _differs_again(base: ArmRecord, record: ArmRecord, place: TracedPlace, limits: Mapping[Measure, Bound]) -> bool:
-    """Return True if the traced pass differs from the base at the place, as the arm did."""
+def _differs_again(base: ProbePass, record: ProbePass, place: TracedPlace, limits: Mapping[Measure, Bound]) -> bool:
+    """Return True if the traced pass differs from the base at the place, as the first did."""
     return any(
         (at.probe, at.index) == (place.probe, place.index) and at.kl > limits[measure].mean
         for measure in MEASURES

@@ -307,7 +307,7 @@ class EnvelopeResult(Part):
 class FaultSeen(Part):
     """Whether a suite detected a fault, with the numbers."""
 
-    suite: Literal["accuracy", "logits", "layers"]
+    suite: Literal["accuracy", "logits", "probes", "layers"]
     seen: bool
     numbers: Statement = Field(description='such as "7 of 8 questions lost, p = 0.01"')
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from assay.evals.questions import parse_answer
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_cached_prefix
-from assay.harness.engines.sglang.arguments import ABSENT
+from assay.harness.engines.arguments import ABSENT
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings, ServerManifest

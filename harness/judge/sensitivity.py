@@ -16,6 +16,7 @@ from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
+from assay.harness.judge import side_probes
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import compare_roles
 from assay.harness.judge.logits_suite import limit_of
@@ -29,7 +30,7 @@ from assay.harness.stats.share import p_not_above
 from assay.harness.verdict import Check, Requirement
 
 # Suites that have to detect the fault.
-_SUITES = ("accuracy", "logits", "layers")
+_SUITES = ("accuracy", "logits", "probes", "layers")
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -50,6 +51,7 @@ def _result(run: RunEvidence) -> SensitivityResult | None:
             parts.append(_answers_see(policy, run.items, run.answers, record.answers))
         if record.scored:
             parts.append(_logits_see(policy, folder.path, place, run.noise, folder.nonce))
+        parts += side_probes.faults_seen(run, place)
         if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
             parts.append(_layers_see(place, run.claimed, role, folder.nonce))
     parts.sort(key=lambda part: _SUITES.index(part.suite))
@@ -103,7 +105,8 @@ def _check_sensitive(
 ) -> Check:
     """Check that every suite of the run detected the fault."""
     required = Requirement("workload-sensitive")
-    wanted = [suite for suite in _SUITES if suite in suites]
+    seen_by = {part.suite for part in result.parts} if result else set()
+    wanted = [suite for suite in _SUITES if suite in suites or suite in seen_by]
     if not wanted:
         return required.check("not checked", state("no-suite-for-faults"))
     if result is None or not result.parts:

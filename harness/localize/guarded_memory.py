@@ -158,9 +158,9 @@ def _bound(guard: _Guarded) -> None:
     memory.inside[start] = (start + guard.before * size, start + (guard.before + guard.tensor.numel()) * size)
 
 
-_ALLOCATE: tuple[Callable[..., Any], ...] = (
+_ALLOCATE: frozenset[Callable[..., Any]] = frozenset({
     torch.empty, torch.empty_like, Tensor.new_empty, torch.zeros, torch.zeros_like, Tensor.new_zeros
-)  # fmt: skip
+})  # fmt: skip
 
 
 class _Allocations(TorchFunctionMode):

@@ -13,8 +13,8 @@ from assay.evals.loads import CHUNK, Shape, check_fit, prefix, prompts, shapes_o
 from assay.harness.config import BENCH_FLAGS, RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.engines.client import Client
+from assay.harness.engines.launch import launching
 from assay.harness.engines.model import model_shape
-from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.blocks import ReadAtOnce, blocks_of, first_warm, side_by_side
@@ -30,7 +30,7 @@ from assay.harness.run.servers import (
     resolve_sides,
     running,
 )
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import Device, Role, Side
 from assay.harness.stats.ratio import MIN_RATIOS
 
 # Prompts whose free-running answers are compared by length.
@@ -136,7 +136,6 @@ def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
 def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> None:
     """Start both servers, time them, and write the evidence into the folder."""
     run, chunked = plan.run, any(shape.chunked for shape in plan.shapes)
-    arguments = (f"{CHUNK_FLAG}={CHUNK[run.spec.device]}",) if chunked else ()  # a side's own flags override it
     # On the CPU both compute on the same core, since two cores are rarely equally fast and only one server is loaded at a time.
     engines = {
         role: make_engine(
@@ -146,9 +145,10 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
             folder.log(role),
             cpu_core=core_of(run.spec.device),
             eager=run.has_decode_kernel,
-            side=run.spec.sides[role].launched_with({RUN: folder.nonce}, arguments),
+            # A side's own flags override the chunk.
+            side=side.launched_with({RUN: folder.nonce}, _chunk(side, run.spec.device) if chunked else ()),
         )
-        for role in ROLES
+        for role, side in run.spec.sides.items()
     }
     display.say("Starting both servers.")
     with running(list(engines.values()), run.spec.device, display):
@@ -157,6 +157,10 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
         _measure_servers(plan, engines, folder, display)
     folder.write_counters()
     folder.seal()
+
+
+def _chunk(side: Side, device: Device) -> tuple[str, ...]:
+    return (f"{launching(side.engine).CHUNK_FLAG}={CHUNK[device]}",)
 
 
 def _measure_servers(

@@ -19,6 +19,7 @@ from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.errors import EngineError
 from assay.harness.evidence.executed import FOLDER
+from assay.harness.evidence.fingerprint import FINGERPRINT
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF
 from assay.harness.evidence.logit_files import logits_path
@@ -26,13 +27,14 @@ from assay.harness.evidence.manifest import QUESTION_PLAN
 from assay.harness.files import write_whole
 from assay.harness.judge.baselines import has_stored_logits
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run import layer_diff, sensitivity, side_traces
+from assay.harness.run import layer_diff, sensitivity, side_probes, side_traces
 from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
 from assay.harness.run.logit_scoring import SCORINGS, score
 from assay.harness.run.plan import Plan
-from assay.harness.run.preflight import check_accepted, check_asked
+from assay.harness.run.preflight import check_accepted, check_asked, check_tokens
 from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, interview, is_answered
+from assay.harness.run.rounding import measure_rounding
 from assay.harness.run.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.run.servers import make_run_engine, manifest_of, record_fingerprint, resolve_sides, running, together
 from assay.harness.sides import ROLES, Role
@@ -71,6 +73,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
             display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {most:,}.")
             folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
         _resolve(plan, folder)
+        measure_rounding(plan, folder, display)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
 
@@ -173,6 +176,10 @@ def _take_fingerprints(engines: Sequence[Engine], asked: _Asking) -> None:
             check_accepted(Path(accepted), made)
 
     _in_threads(engines, take)
+    if "engine" in plan.spec.treatment:
+        made = [FINGERPRINT.read(folder.server_folder(role)) for role in ROLES]
+        if (reference := made[0]) and (candidate := made[1]):
+            check_tokens(reference, candidate)
 
 
 def _collect(engines: Sequence[Engine], asked: _Asking, steps: Sequence[_Step]) -> None:
@@ -295,10 +302,23 @@ def _first_logits(asked: _Asking, role: Role) -> _Work | None:
     return _logits(asked, role, SCORINGS[:1])
 
 
-def _parting(asked: _Asking, role: Role) -> _Work | None:
-    if not side_traces.is_open(asked.plan, asked.folder, role):
+def _probes(asked: _Asking, role: Role, most: int | None = None) -> _Work | None:
+    """Ask the probes; the reference writes the tokens that all other passes are forced to, in its first one."""
+    if not side_probes.open_passes(asked.plan, asked.folder, role):
         return None
-    return lambda engine: side_traces.trace_sides(engine, asked.plan, asked.folder)
+    return lambda engine: side_probes.ask_probes(engine, asked.plan, asked.folder, asked.display, most)
+
+
+def _first_probes(asked: _Asking, role: Role) -> _Work | None:
+    return _probes(asked, role, 1) if role == "reference" else None
+
+
+def _parting(asked: _Asking, role: Role) -> _Work | None:
+    if side_traces.is_open(asked.plan, asked.folder, role):
+        return lambda engine: side_traces.trace_sides(engine, asked.plan, asked.folder)
+    if not (side_probes.compares_probes(asked.plan) and side_probes.trace_open(asked.plan, asked.folder, role)):
+        return None
+    return lambda engine: side_probes.trace_sides(engine, asked.plan, asked.folder)
 
 
 def _seeded_fault(asked: _Asking, role: Role) -> _Work | None:
@@ -313,5 +333,5 @@ _Step = Callable[[_Asking, Role], _Work | None]
 # A server goes through a group at its own pace; the next group begins when every server is there. Logits need all answers of the
 # reference, the other steps its first ones. The fault comes last: no other step may read evidence that it spoils.
 _STEPS: tuple[tuple[_Step, ...], ...] = (
-    (_answers, _kernels, _layers), (_first_logits,), (_logits,), (_parting,), (_seeded_fault,),
+    (_answers, _kernels, _layers), (_first_logits, _first_probes), (_logits, _probes), (_parting,), (_seeded_fault,),
 )  # fmt: skip

@@ -12,6 +12,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ from assay.harness.config import RunSpec
 from assay.harness.errors import AssayError, ExitCode
 from assay.harness.extras import DISTRIBUTION, install, missing_packages
 from assay.harness.schema import RULE, Part
-from assay.harness.sides import Device, Side
+from assay.harness.sides import Device, Engine, Side, profile_of
 from assay.harness.text import listed, one_line
 
 Status = Literal["ok", "missing", "not needed"]
@@ -71,12 +72,14 @@ def examine(spec: RunSpec, candidate_named: bool = True) -> Iterator[_RunNeed]:
     if not candidate_named:
         candidate = spec.reference.backend
         spec = spec.model_copy(update={"candidate": spec.reference})
+    own = f"{spec.reference.engine}:{candidate}"
     steps: dict[str, Callable[[], _Found]] = {
-        "check": _check, "packages": _packages, "sglang": _sglang, "gpu": lambda: _gpu(device),
+        "check": _check, "packages": _packages,
+        **{side.engine: partial(_engine, side) for side in spec.sides.values()}, "gpu": lambda: _gpu(device),
         "memory": lambda: _memory(device, spec.reference), "triton": lambda: _triton(device, candidate),
         "compiler": lambda: _compiler(device), "disk": _disk, "asked": lambda: _asked(spec),
-        "candidate": lambda: _candidate(candidate) if candidate_named else _own_backends(device),
-        "first-call": lambda: _first_call(device, candidate if candidate_named else f"sglang:{candidate}"),
+        "candidate": lambda: _candidate(spec.candidate) if candidate_named else _own_backends(spec.reference.engine, device),
+        "first-call": lambda: _first_call(device, spec.candidate, "" if candidate_named else own),
     }  # fmt: skip
     for id_, step in steps.items():
         try:
@@ -115,11 +118,18 @@ def _packages() -> _Found:
     return _needed(not missing, says, install("serve"))
 
 
-def _sglang() -> _Found:
-    from assay.harness.engines.sglang.catalog import check_version, sglang_backends
+def _engine(side: Side) -> _Found:
+    from assay.harness.engines import registry
+    from assay.harness.engines.environments import check_interpreter, python_of
 
-    backends, installed = sglang_backends(), check_version()
-    return "ok", f"{installed or 'a checkout without a version'}, {len(backends)} attention backends", ""
+    catalog, profile = registry.catalog(side.engine), profile_of(side.engine)
+    if python := python_of(side):
+        looked = check_interpreter(python, profile)
+        installed = next(filter(None, map(looked.version_of, profile.distributions)), "")
+    else:
+        installed = catalog.check_version()
+    about = f"{installed or 'a checkout without a version'}, {len(catalog.backends())} attention backends"
+    return "ok", f"{about}{f', started by {python}' if python else ''}", ""
 
 
 def _gpu(device: Device) -> _Found:
@@ -135,8 +145,8 @@ def _gpu(device: Device) -> _Found:
 
 
 def _memory(device: Device, side: Side) -> _Found:
+    from assay.harness.engines import memory
     from assay.harness.engines.model import is_hub_name, resolve_model
-    from assay.harness.engines.sglang import memory
     from assay.harness.run.preflight import check_memory
 
     if is_hub_name(side.model) and not Path(side.model).exists():  # a run would download it
@@ -146,7 +156,7 @@ def _memory(device: Device, side: Side) -> _Found:
         return "missing", "no GPU memory that could be read", "make nvidia-smi work"
     size = memory.model_bytes(resolve_model(side.model, side.flags))
     check_memory(device, side, size, free)
-    both = memory.hold_both(device, size, free, memory.mem_fraction(side.flags))
+    both = memory.hold_both(device, [side, side], [size, size], free)
     where = "on the GPU" if device == "cuda" else "on this machine"
     how = "two servers fit at the same time" if both else "one server at a time, which takes longer"
     return "ok", f"{free / _GIB:.1f} GiB free {where}: {how}", ""
@@ -198,44 +208,47 @@ def _asked(spec: RunSpec) -> _Found:
     return _needed(enough, one_line(says, 300), "name another --reference; see assay backends --honours")
 
 
-def _candidate(candidate: str) -> _Found:
+def _candidate(side: Side) -> _Found:
+    candidate = side.backend
     backend = Backend.parse(candidate)
     if not backend.is_kernel:
-        from assay.harness.engines.sglang.catalog import checked_backend
+        from assay.harness.engines.registry import catalog
 
-        checked_backend("--candidate", candidate)
-        return "ok", f"{candidate}, {_kind(backend)}", ""
+        catalog(side.engine).checked_backend("--candidate", candidate)
+        return "ok", f"{candidate}, {_kind(side)}", ""
     from assay.harness.attention.kernels import find
 
     find("--candidate", candidate)
     return "ok", f"{candidate} can be imported; it computes {' and '.join(backend.phases)}", ""
 
 
-def _own_backends(device: Device) -> _Found:
-    """List SGLang's own backends that can be built here, if no candidate is named."""
+def _own_backends(engine: Engine, device: Device) -> _Found:
+    """List the engine's own backends that can be built here, if no candidate is named."""
     from assay.harness.attention.call import KernelRefused
     from assay.harness.attention.kernels import load
-    from assay.harness.engines.sglang.catalog import sglang_backends
+    from assay.harness.engines.registry import catalog
 
-    here = []
-    for name in sglang_backends():
-        with suppress(KernelRefused):
-            load(f"sglang:{name}")
+    here, names = [], catalog(engine).backends()
+    for name in names:
+        with suppress(KernelRefused, ImportError):
+            load(f"{engine}:{name}")
             here.append(name)
-    says = f"no candidate is named; of SGLang's {len(sglang_backends())} backends, {listed(here) or 'none'} can be used on {device}"
+    of = f"of {profile_of(engine).title}'s {len(names)} backends, {listed(here) or 'none'} can be used on {device}"
+    says = f"no candidate is named; {of}"
     return _needed(bool(here), says, "see assay backends for what each of them lacks")
 
 
-def _first_call(device: Device, candidate: str) -> _Found:
+def _first_call(device: Device, side: Side, named: str) -> _Found:
     """Call the candidate's kernel once, on a sequence with a cached prefix, to find errors that appear only when it runs."""
     import torch
 
     from assay.harness.attention.kernels import exits_raised, run_kernel
     from assay.harness.attention.sample_calls import call_of
 
+    candidate = named or side.backend
     backend = Backend.parse(candidate)
     if not backend.is_kernel:
-        return "not needed", f"{_kind(backend)} runs in a server only", ""
+        return "not needed", f"{_kind(side)} runs in a server only", ""
     if device == "cuda" and not torch.cuda.is_available():
         return "not needed", "this machine has no GPU for it", ""
     phase, dtype = backend.phases[0], torch.float16 if device == "cuda" else torch.float32
@@ -251,5 +264,6 @@ def _first_call(device: Device, candidate: str) -> _Found:
     return _needed(finite, says, f"run assay check {candidate}")
 
 
-def _kind(backend: Backend) -> str:
-    return "a server that assay did not start" if backend.is_url else "one of SGLang's own backends"
+def _kind(side: Side) -> str:
+    own = f"one of {profile_of(side.engine).title}'s own backends"
+    return "a server that assay did not start" if Backend.parse(side.backend).is_url else own

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from assay.evals.envelope_load import BATCH, DEPTH, Load, LoadRequest, Wave, envelope_load, longest
 from assay.evals.questions import prompt_hash
+from assay.harness.engines import registry
 from assay.harness.engines.base import Engine
+from assay.harness.engines.launch import launching
 from assay.harness.engines.model import model_shape
-from assay.harness.engines.sglang.arguments import limits_of
-from assay.harness.engines.sglang.launch import CHUNK_FLAG
-from assay.harness.engines.sglang.score import generate_all
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import RESOLVED
@@ -25,6 +24,7 @@ from assay.harness.run.plan import Plan
 from assay.harness.run.questions import TOP_LOGPROBS
 from assay.harness.run.run_folder import shadowed_role
 from assay.harness.sides import ROLES
+from assay.harness.sides import Engine as EngineName
 
 # Most times that a wave is sent for one condition.
 _ROUNDS = 3
@@ -33,13 +33,13 @@ Keep = Callable[[Answer], None]
 """Records an answer."""
 
 
-def chunk_argument(plan: Plan) -> tuple[str, ...]:
-    """Return the flag that makes both servers split prompts at the envelope's length; the user's own flag overrides it.
+def chunk_argument(plan: Plan, engine: EngineName) -> tuple[str, ...]:
+    """Return the flag that makes a server of an engine split prompts at the envelope's length; the user's own flag overrides it.
 
     Otherwise a server's chunk may be longer than any prompt that the load can afford, and chunked prefill would never occur.
     """
     length = longest(plan.spec.policy.envelope_tokens, model_shape(plan.model).context, DEPTH[plan.spec.device])
-    return (f"{CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
+    return (f"{launching(engine).CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
 
 
 def drive_envelope(
@@ -56,7 +56,8 @@ def drive_envelope(
     """
     counts, missing = None, _missing(plan, None)
     if engine.scores:  # an engine that does not score takes no token ids either
-        limits = limits or [limits_of(engine.arguments(), model_shape(plan.model).context)]
+        own = None if limits else engine.limits(model_shape(plan.model).context)
+        limits = limits or ([own] if own else [])
     for number in range(_ROUNDS):
         for load, whose in _loads(limits if number == 0 else limits[:1], plan, f"{seed}/{number}"):
             send(engine, _waves_for(load, missing if number else None), drop if number else keep, whose)
@@ -79,12 +80,11 @@ def served_limits(plan: Plan, folder: RunFolder) -> list[EngineLimits]:
     Both get the requests that take either server to its limits, because they may split prompts or page differently.
     """
     reported = {server.role: server.arguments for server in folder.progress().servers}
-    arguments = [
-        record.arguments if (record := folder.read(RESOLVED, role)) is not None else reported.get(role)
-        for role in sorted(ROLES, key=lambda role: role != shadowed_role(plan, folder))
-    ]
-    context = model_shape(plan.model).context
-    limits = [limits_of(known, context) for known in arguments if known]
+    context, limits = model_shape(plan.model).context, []
+    for role in sorted(ROLES, key=lambda role: role != shadowed_role(plan, folder)):
+        record = folder.read(RESOLVED, role)
+        if known := record.arguments if record is not None else reported.get(role):
+            limits.append(registry.arguments(plan.spec.sides[role].engine).limits_of(known, context))
     return [each for number, each in enumerate(limits) if each not in limits[:number]]
 
 
@@ -110,8 +110,8 @@ def send(engine: Engine, waves: Sequence[Wave], keep: Keep, whose: str = "") -> 
     engine.flush_cache()
     for wave in waves:
         outputs = [request.output for request in wave]
-        for answer in generate_all(
-            engine, [_item(r, whose) for r in wave], [r.ids for r in wave], outputs, TOP_LOGPROBS
+        for answer in engine.generate_all(
+            [_item(r, whose) for r in wave], [r.ids for r in wave], outputs, TOP_LOGPROBS
         ):
             keep(answer)
 

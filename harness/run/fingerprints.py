@@ -14,15 +14,15 @@ from urllib.parse import urlsplit
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.backend import LOOPBACK
+from assay.harness.engines import failures, registry
 from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import EVIDENCE
+from assay.harness.engines.launch import Launch, launching
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.remote import RemoteServer
-from assay.harness.engines.sglang import arguments, failures, launch
-from assay.harness.engines.sglang.launch import Launch
-from assay.harness.engines.sglang.served_fingerprint import chats_of
+from assay.harness.engines.served_fingerprint import chats_of
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, FolderNote, RopeTable, Tokens
 from assay.harness.fingerprint import in_interpreter
@@ -32,7 +32,7 @@ from assay.harness.fingerprint.model_folder import folder_notes
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.reading import reading, whole_file
 from assay.harness.run.preflight import ignored_of
-from assay.harness.sides import Device, Side, flag_values, settings, without_secrets
+from assay.harness.sides import Device, Engine, Side, flag_values, settings, without_secrets
 from assay.harness.text import how_ended
 from assay.worker import run_command
 
@@ -40,7 +40,6 @@ from assay.worker import run_command
 _TAIL_LINES = 20
 # Requests in flight to an endpoint that others use too.
 _AT_ONCE = 4
-_PROCESS = "assay.harness.engines.sglang.fingerprint_process"
 
 
 def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
@@ -53,7 +52,9 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
     model = resolve_model(side.model, side.flags)
     with tempfile.TemporaryDirectory(prefix="assay-fingerprint-") as temporary:
         folder = Path(temporary)
+        own = launching(side.engine)
         started = Launch(
+            engine=side.engine,
             role="candidate",
             backend=side.backend,
             model=model,
@@ -68,12 +69,13 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             extra=side.environment,
             interpreter=python_of(side),
         )
-        python, _, _, *flags = launch.command(started, 0, "fingerprint")
-        environment = {**os.environ, **launch.settings(started, os.environ)}
+        python, _, _, *flags = own.command(started, 0, "fingerprint")
+        environment = {**os.environ, **own.settings(started, os.environ)}
         del environment[EVIDENCE]
         printed = _printed(
-            [python, "-m", _PROCESS, *flags], environment, folder, timeout_s, f"the model runner ({side.backend})"
-        )
+            [python, "-m", registry.fingerprint_module(side.engine), *flags], environment, folder, timeout_s,
+            f"the model runner ({side.backend})", side.engine,
+        )  # fmt: skip
     made = Fingerprint.model_validate_json(printed)
     update: dict[str, Any] = {"model": side.model, "asked": dict(settings(without_secrets(side)))}
     update |= {"ignored": ignored_of(model, side), "folder": _notes(model)}
@@ -103,7 +105,9 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
             str(model),
             str(folder / "probes.json"),
         ]
-        read = json.loads(_printed(command, environment, folder, timeout_s, f"{command[0]} (transformers)"))
+        read = json.loads(
+            _printed(command, environment, folder, timeout_s, f"{command[0]} (transformers)", side.engine)
+        )
     if "tokens" in read:
         read["tokens"] = Tokens(**read["tokens"])
     if "rope" in read:
@@ -152,7 +156,9 @@ def _tables(read: list[dict[str, Any]], config: Mapping[str, Any]) -> tuple[Rope
     )
 
 
-def _printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str) -> str:
+def _printed(
+    command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str, engine: Engine
+) -> str:
     """Run a command to its end, and return the last line that it printed."""
     log, output = folder / "log", folder / "printed"
     status = run_command(command, folder, log=log, seconds=timeout_s, environment=environment, output=output)
@@ -162,7 +168,7 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
     ended = how_ended(status) if status is not None else f"was not done after {timeout_s:g} s"
     # Its log is in a temporary folder, so the error must include the last lines.
     tail = "\n".join([*lines[-3:], *logged.splitlines()[-_TAIL_LINES:]])
-    failure = failures.read(logged)
+    failure = failures.read(logged, engine)
     raise EngineError(
         f"{who} {ended}, without a fingerprint{f': {failure.line}' if failure.line else '.'}",
         "a model that this interpreter loads",
@@ -205,10 +211,11 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
 
 
 def _told_arguments(client: Client) -> dict[str, str]:
+    flat = registry.arguments("sglang").flat  # other engines' servers do not tell theirs
     try:
-        return arguments.flat(client.json("GET", "/server_info", timeout_s=INFO_TIMEOUT_S))
+        return flat(client.json("GET", "/server_info", timeout_s=INFO_TIMEOUT_S))
     except EngineError:  # the older name of the endpoint
-        return arguments.flat(client.json("GET", "/get_server_info", timeout_s=INFO_TIMEOUT_S))
+        return flat(client.json("GET", "/get_server_info", timeout_s=INFO_TIMEOUT_S))
 
 
 def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]) -> dict[str, str]:

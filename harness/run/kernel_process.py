@@ -19,8 +19,8 @@ from typing import Any
 
 from assay import worker
 from assay.harness.engines.environments import python_of, python_path
+from assay.harness.engines.launch import kernel_settings
 from assay.harness.engines.model import ModelShape, model_shape
-from assay.harness.engines.sglang.launch import kernel_settings
 from assay.harness.errors import AssayError, EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import CAUSE, MATRIX, KernelResult

@@ -1,7 +1,7 @@
 """Both roles' log-probabilities of the reference's own tokens, teacher-forced.
 
 A free-running answer says little once it differs from the reference's. Here both roles read the same tokens, the prompt and the
-reference's greedy answer, and predict each of them. All of it is computed in the extend phase (SGLang scores a prompt in one
+reference's greedy answer, and predict each of them. All of it is computed in the extend phase (engines score a prompt in one
 pass), so this does not test a decode kernel.
 
 A server scores its sequences one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache,
@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.engines.base import Engine
-from assay.harness.engines.sglang.score import Generation, Score, generate
-from assay.harness.engines.sglang.score import score as score_tokens
+from assay.harness.engines.base import Engine, Generation, Score
+from assay.harness.engines.generation import generate
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
     CACHE_STATES,
@@ -121,11 +120,9 @@ def _score_one(
 ) -> dict[CacheState, Score]:
     """Score a sequence with an empty cache, and then with its start cached."""
     server.flush_cache()
-    # SGLang takes one list of ids for a sequence: the union of the reference's top ids over its positions, in ascending order.
+    # An engine takes one list of ids for a sequence: the union of the reference's top ids over its positions, in ascending order.
     return {
-        c: score_tokens(
-            server, ids, sequence.start, _TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ()
-        )
+        c: server.score(ids, sequence.start, _TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ())
         for c in CACHE_STATES
     }
 

@@ -13,9 +13,9 @@ from assay.evals.mmlu import draw_questions
 from assay.evals.questions import Question, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
+from assay.harness.engines import registry
+from assay.harness.engines.launch import check_engine_args
 from assay.harness.engines.model import resolve_model
-from assay.harness.engines.sglang.catalog import checked_backend
-from assay.harness.engines.sglang.launch import check_engine_args
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.envelope import Envelope
 from assay.harness.evidence.fingerprint import read_fingerprint
@@ -122,10 +122,11 @@ def prepare(spec: RunSpec) -> Plan:
     """
     require("serve", "A run")  # its report needs packages that asking does not
     for side in spec.sides.values():
-        check_engine_args(side.flags)
+        check_engine_args(side.engine, side.flags)
     shapes_of(spec.workload.latency_shapes, spec.device)
-    reference = checked_backend("--reference", spec.reference.backend)
-    candidate = checked_backend("--candidate", spec.candidate.backend)
+    reference, candidate = (
+        registry.catalog(side.engine).checked_backend(f"--{role}", side.backend) for role, side in spec.sides.items()
+    )
     _check_fingerprint(spec.policy.fingerprint)
     models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
     plan = Plan(spec, models, (), reference, candidate)

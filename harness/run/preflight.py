@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from assay.harness.attention.call import FEATURES, default_device
 from assay.harness.attention.forms import feature_of
 from assay.harness.backend import Backend
+from assay.harness.engines import memory, registry
 from assay.harness.engines.environments import check_interpreter, python_of
 from assay.harness.engines.model import model_shape
-from assay.harness.engines.sglang import memory
-from assay.harness.engines.sglang.catalog import MIN_SGLANG, check_version
 from assay.harness.errors import ChangedError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint, read_fingerprint
 from assay.harness.evidence.honours import BackendResult
+from assay.harness.fingerprint.parts import COMPARED
 from assay.harness.judge.baselines import since_accepted
 from assay.harness.progress import ProgressDisplay
-from assay.harness.sides import ROLES, Device, Role, Side, flag_values
+from assay.harness.sides import ROLES, Device, Role, Side, flag_values, profile_of
 from assay.harness.text import listed
 
 if TYPE_CHECKING:
@@ -26,10 +26,18 @@ if TYPE_CHECKING:
     from assay.harness.run.plan import Plan
 
 GIB = memory.GIB
-# SGLang's own backends that it serves on the CPU, with Triton's kernels interpreted. The others (0.5.23) end a server while it
-# starts: they check for a GPU architecture, or for packages that need one.
-_CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
-_PARALLEL = ("--tp-size", "--tensor-parallel-size", "--tp", "--pp-size", "--pipeline-parallel-size", "--pp")
+# Differences in tokens after which two engines do not get the same input.
+_OF_TOKENS = ("tokens.bare", "tokens.texts", "tokens.chats", "tokens.counts")
+_PARALLEL = (
+    "--tp-size",
+    "--tensor-parallel-size",
+    "--tp",
+    "-tp",
+    "--pp-size",
+    "--pipeline-parallel-size",
+    "--pp",
+    "-pp",
+)
 # Flags that shrink a model's memory below the size of its files, by an amount that is not known before.
 _SMALLER = ("--quantization", "--load-format", "--cpu-offload-gb")
 # The verb for a backend that does not honour a feature, by state.
@@ -37,7 +45,7 @@ _DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wro
 
 
 def check_environment(plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
-    """Refuse an SGLang that is too old, a missing device, or a device that cannot hold even one server.
+    """Refuse an engine that is too old or not installed, a missing device, or a device that cannot hold even one server.
 
     A role that is a URL runs elsewhere: if both do, nothing is checked. Where a side has packages laid over its interpreter, their
     environment is made.
@@ -47,19 +55,21 @@ def check_environment(plan: Plan, say: Callable[[str], None] = lambda line: None
         say: receives a line for each environment that is made, and for each requirement that is not met.
 
     Raises:
-        UsageError: SGLang is too old, the device is missing, an environment cannot be made, or the model does not fit.
+        UsageError: an engine or the device is missing, an environment cannot be made, or the model does not fit.
     """
     device, backends = plan.spec.device, (plan.reference, plan.candidate)
     if all(backend.is_url for backend in backends):
         return
-    check_version()
-    for role, side in plan.spec.sides.items():
-        if not plan.backend(role).is_url and (python := python_of(side, say)):
-            check_interpreter(python, "sglang", MIN_SGLANG)
+    started = [side for role, side in plan.spec.sides.items() if not plan.backend(role).is_url]
+    for side in started:
+        if python := python_of(side, say):
+            check_interpreter(python, profile_of(side.engine))
+        else:
+            registry.catalog(side.engine).check_version()
     if device == "cuda":
         check_gpu()
     else:
-        _check_cpu([backend.name for backend in backends if not backend.is_url and not backend.is_kernel])
+        _check_cpu([side for side in started if not Backend.parse(side.backend).is_kernel])
     free = memory.available_bytes(device)
     for role, folder in plan.models.items():
         check_memory(device, plan.spec.sides[role], memory.model_bytes(folder), free)
@@ -94,12 +104,31 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
     )
 
 
-def _check_cpu(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in _CPU_BACKENDS:
+def check_tokens(reference: Fingerprint, candidate: Fingerprint) -> None:
+    """Refuse two engines that make other tokens of the same texts or chats: every later difference would only follow from it.
+
+    Raises:
+        ChangedError: they do; the message names the first text, and where its ids part.
+    """
+    if reference.tokens is None or candidate.tokens is None:
+        return
+    differ = [each for each in COMPARED["tokens"](reference.tokens, candidate.tokens) if each.name in _OF_TOKENS]
+    if differ:
+        raise ChangedError(
+            f"The two engines make different tokens (A is the reference, B the candidate): {differ[0].says}.",
+            "the same token ids for the same texts and chats, so that the engines are compared on the same input",
+            "give both the same tokenizer and chat template, with --reference-arg and --candidate-arg",
+            details="\n".join(line for each in differ for line in (each.says, *each.details)),
+        )
+
+
+def _check_cpu(sides: Sequence[Side]) -> None:
+    for side in sides:
+        profile = profile_of(side.engine)
+        if side.backend not in profile.cpu_backends:
             raise UsageError(
-                f"{name} does not run on --device=cpu.",
-                f"one of SGLang's backends that run on the CPU ({', '.join(_CPU_BACKENDS)}), or a kernel",
+                f"{side.backend} does not run on --device=cpu.",
+                f"one of {profile.title}'s backends that run on the CPU ({', '.join(profile.cpu_backends)}), or a kernel",
                 "name one of these, or use --device=cuda on a machine with a GPU",
             )
 
@@ -139,8 +168,9 @@ def check_memory(device: Device, side: Side, model_bytes: int | None, available_
     flags = [flag.partition("=")[0] for flag in side.flags]
     if not model_bytes or not available_bytes or any(flag in _PARALLEL + _SMALLER for flag in flags):
         return
-    share = memory.mem_fraction(side.flags)
-    needed = memory.one_server_bytes(device, model_bytes)
+    needs = profile_of(side.engine).memory
+    share = memory.mem_fraction(side)
+    needed = memory.one_server_bytes(needs, device, model_bytes)
     usable = share * available_bytes if device == "cuda" else available_bytes
     if needed <= usable:
         return
@@ -150,7 +180,7 @@ def check_memory(device: Device, side: Side, model_bytes: int | None, available_
         f"--model {side.model} does not fit: a server needs {needed / GIB:.1f} GiB, and {part}{available_bytes / GIB:.1f} GiB "
         f"{'of GPU memory ' if device == 'cuda' else ''}is free.",
         "memory for the weights and a KV cache in at least one server",
-        f"--servers=in-turn --engine-arg=--mem-fraction-static={_fraction(needed / available_bytes):.2f}"
+        f"--servers=in-turn --engine-arg={needs.share_flag}={_fraction(needed / available_bytes):.2f}"
         if fits_alone
         else "use a smaller --model, or free memory",
     )

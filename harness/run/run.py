@@ -34,7 +34,7 @@ from assay.harness.run import layer_diff
 from assay.harness.run.bench import BenchPlan, bench, plan_bench, timed_spec
 from assay.harness.run.collect import collect
 from assay.harness.run.invariance.drive import InvarianceSession
-from assay.harness.run.invariance.invariance_plan import Mode, compared_spec, gpu_count, plan_invariance
+from assay.harness.run.invariance.plan import Mode, compared_spec, gpu_count, plan_invariance
 from assay.harness.run.plan import Plan, ask, prepare
 from assay.harness.run.preflight import check_environment
 from assay.harness.run.run_folder import asked_roles, default_folder, note_changed_kernels, open_folder, recorded

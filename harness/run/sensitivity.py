@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
-from assay.harness.engines.inside.control import Control, set_control, write_now
+from assay.harness.engines.inside.control import Control, write_now
 from assay.harness.evidence.faults import (
     SENSITIVITY,
     SENSITIVITY_RECORD,
@@ -32,8 +31,10 @@ from assay.harness.judge.sensitivity import losses, p_no_loss
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.logit_scoring import score_with_fault
 from assay.harness.run.plan import COLD_QUESTIONS, Plan
+from assay.harness.run.probes import switched_on
 from assay.harness.run.run_folder import asked_roles, shadowed_role
-from assay.harness.sides import Role
+from assay.harness.run.side_probes import ask_with_fault, compares_probes
+from assay.harness.sides import ROLES, Role
 
 # The fault of the seed case, which only calls with a cached prefix show.
 _FAULT = "mask-top-left"
@@ -66,7 +67,7 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
     if "shadow" in parts:
         prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:_SHADOWED]
         record = record.model_copy(update={"shadowed": _shadow_fault(engine, place, prompts, folder.nonce)})
-    if {"answers", "logits"} & parts:
+    if {"answers", "logits", "probes"} & parts:
         served = _serve_fault(engine, place, plan, folder, parts, display)
         record = served.model_copy(update={"shadowed": record.shadowed})
     record = record.model_copy(update={"seconds": time.monotonic() - begun})
@@ -99,6 +100,8 @@ def _serve_fault(
             logits = score_with_fault(engine, reference, nonce, display)
             write_logits(place / SENSITIVITY, logits)
             scored = len(logits.header.sequences)
+        if "probes" in parts:
+            ask_with_fault(engine, plan, folder)
         seeded = read_seeded_calls(place, token, nonce)
     told = tuple(answer.model_copy(update={"run": nonce}) for answer in seen)
     seconds = time.monotonic() - begun
@@ -128,22 +131,8 @@ def _shadow_fault(engine: Engine, place: Path, prompts: Sequence[str], nonce: st
         return read_seeded_calls(place, token, nonce)
 
 
-@contextmanager
-def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
-    """Have a server follow a control within the context; afterwards everything is off and its prefix cache empty.
-
-    Yields the token of the setting.
-    """
-    engine.flush_cache()
-    try:
-        yield set_control(place, control)
-    finally:
-        set_control(place, Control())
-    engine.flush_cache()
-
-
 def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
-    """List what a role's server measures under a fault: "shadow", "answers", "logits"."""
+    """List what a role's server measures under a fault: "shadow", "answers", "logits", "probes"."""
     if plan.backend(role).is_url:
         return set()
     asked, shadowed = asked_roles(plan, folder), shadowed_role(plan, folder)
@@ -151,6 +140,7 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
     if role == asked[-1] and (role == "candidate" or shadowed == role):
         parts |= {"answers"} if "accuracy" in plan.spec.workload.suites and role == "candidate" else set()
         parts |= {"logits"} if "logits" in plan.spec.workload.suites and not plan.has_url else set()
+        parts |= {"probes"} if role == "candidate" and asked == ROLES and compares_probes(plan) else set()
     return parts
 
 

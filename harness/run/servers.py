@@ -11,25 +11,26 @@ from typing import Any
 
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
+from assay.harness.engines import memory
+from assay.harness.engines.arguments import differences
 from assay.harness.engines.base import Engine, start_together
 from assay.harness.engines.environments import python_of
 from assay.harness.engines.inside.control import CONTROL, FAULTS
+from assay.harness.engines.launch import Launch
+from assay.harness.engines.launched import server
 from assay.harness.engines.remote import RemoteServer
-from assay.harness.engines.sglang import memory
-from assay.harness.engines.sglang.launch import Launch
-from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
 from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
 from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import COMMON_SETTINGS, RESOLVED, ResolvedArguments, ServerManifest
 from assay.harness.evidence.run_file import RUN
-from assay.harness.judge.evidence import argument_differences
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff
 from assay.harness.run.envelope import chunk_argument
 from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import ignored_of
 from assay.harness.run.run_folder import shadowed_role
+from assay.harness.run.side_probes import PROBED, compares_probes
 from assay.harness.sides import ROLES, Role, Side, settings, without_secrets
 
 
@@ -55,8 +56,9 @@ def make_engine(
     spec, side, backend = plan.spec, side or plan.spec.sides[role], plan.backend(role)
     if backend.is_url:
         return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout, model=side.model)
-    return SGLangServer(
+    return server(
         Launch(
+            engine=side.engine,
             role=role,
             backend=backend.name,
             model=plan.models[role],
@@ -83,8 +85,9 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     """
     engine, spec = _run_engine(plan, folder, role), plan.spec
     # On the CPU, SGLang resolves the same arguments for every backend: assay starts both with --disable-cuda-graph.
-    # If the backends are the same, the treatment explains every difference in arguments.
-    if spec.device != "cuda" or plan.has_url or not plan.compares_answers or "backend" not in spec.treatment:
+    # If the backends are the same, the treatment explains every difference in arguments; two engines have none in common.
+    several = {side.engine for side in spec.sides.values()} != {"sglang"}
+    if spec.device != "cuda" or plan.has_url or not plan.compares_answers or "backend" not in spec.treatment or several:
         return engine
     common = folder.read(COMMON_SETTINGS)
     if common is None:
@@ -109,7 +112,7 @@ def resolve_sides(
         engine_of: makes a role's engine; it need not have started.
     """
     more_than_backend = set(spec.treatment) - {"backend"}
-    if not (more_than_backend or argument_differences(servers, spec.treatment)):
+    if not (more_than_backend or differences(servers, spec.treatment)):
         return
     for role in ROLES:
         if folder.read(RESOLVED, role) is None:
@@ -123,6 +126,7 @@ def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     (folder.server_folder(role) / CONTROL).unlink(missing_ok=True)
     if plan.has_layer_diff:
         environment |= layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))
+    environment |= PROBED if compares_probes(plan) else {}
     return make_engine(
         plan,
         role,
@@ -130,7 +134,7 @@ def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
         folder.log(role),
         cpu_core=core_of(plan.spec.device, ROLES.index(role)),
         eager=plan.has_decode_kernel or not plan.compares_answers,
-        side=plan.spec.sides[role].launched_with(environment, chunk_argument(plan)),
+        side=plan.spec.sides[role].launched_with(environment, chunk_argument(plan, plan.spec.sides[role].engine)),
     )
 
 
@@ -147,9 +151,8 @@ def together(plan: Plan) -> bool:
         return spec.servers == "together"
     if plan.has_url:
         return True
-    size = max((memory.model_bytes(folder) or 0 for folder in plan.models.values()), default=0) or None
-    share = max(memory.mem_fraction(side.flags) for side in spec.sides.values())
-    return memory.hold_both(spec.device, size, memory.available_bytes(spec.device), share)
+    sizes = [memory.model_bytes(plan.models[role]) for role in ROLES]
+    return memory.hold_both(spec.device, [*spec.sides.values()], sizes, memory.available_bytes(spec.device))
 
 
 def check_together(plan: Plan, reason: str) -> None:
@@ -163,7 +166,7 @@ def check_together(plan: Plan, reason: str) -> None:
     says, do = "The servers are set to run in turn.", "leave out --servers"
     if plan.spec.servers != "in-turn":
         says = "The two servers do not fit into memory together."
-        do = "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=..."
+        do = "use a smaller model, more memory, or --engine-arg=SHARE"
     raise UsageError(says, f"both at the same time: {reason}", do)
 
 
@@ -228,6 +231,7 @@ def manifest_of(engine: Engine) -> ServerManifest:
         role=engine.role,
         backend=engine.backend,
         engine=engine.label,
+        kind=engine.kind,
         claimed_phases=Backend.parse(engine.backend).phases,
         launch_command=engine.launch_command,
         startup_s=engine.startup_s,

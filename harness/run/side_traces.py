@@ -1,4 +1,4 @@
-"""Traces both servers on one sequence that they scored, to locate the first layer at which they part.
+"""Traces both servers on one sequence that they scored, to locate the first layer at which they part, where no probes are asked.
 
 The sequence is the one on which the candidate is farthest from the reference. Where the servers run in turn, nothing is known of
 the candidate when the reference is traced, and it is the first.
@@ -8,23 +8,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.harness.engines.base import Engine
+from assay.harness.engines.base import Engine, TracedPrompt
 from assay.harness.engines.inside.control import Control, TracedRequest
-from assay.harness.engines.sglang.probing import ProbeRequest, ask_together
-from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.engines.launched import LaunchedServer
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits
 from assay.harness.evidence.traced_sequence import AGAIN, FIRST, TRACED_SEQUENCE, TracedSequence
 from assay.harness.judge.logits import farthest
 from assay.harness.run.plan import Plan
+from assay.harness.run.probes import switched_on
 from assay.harness.run.run_folder import asked_roles
-from assay.harness.run.sensitivity import switched_on
+from assay.harness.run.side_probes import compares_probes
 from assay.harness.sides import ROLES, Role
 
 
 def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
     """Return True if a role's server is still to be traced: the sides differ in more than a backend, which a shadow covers."""
-    asked = plan.has_layer_diff and "logits" in plan.spec.workload.suites and asked_roles(plan, folder) == ROLES
+    asked = (
+        not compares_probes(plan)
+        and plan.has_layer_diff
+        and "logits" in plan.spec.workload.suites
+        and asked_roles(plan, folder) == ROLES
+    )
     more_than_backend = bool(set(plan.spec.treatment) - {"backend"})
     return asked and more_than_backend and folder.read(TRACED_SEQUENCE, role) is None
 
@@ -36,7 +41,7 @@ def trace_sides(engine: Engine, plan: Plan, folder: RunFolder) -> None:
         EngineError: the server failed.
         EvidenceError: the folder cannot be written, or its scores cannot be read.
     """
-    if not (isinstance(engine, SGLangServer) and logits_path(folder.path, "reference", 0).exists()):
+    if not (isinstance(engine, LaunchedServer) and logits_path(folder.path, "reference", 0).exists()):
         return
     place, scored = (
         folder.server_folder(engine.role),
@@ -54,18 +59,15 @@ def _choose(folder: RunFolder, scored: Logits) -> TracedSequence:
     return TracedSequence(item=scored.header.sequences[index].item, index=index, condition=condition)
 
 
-def _trace(engine: SGLangServer, place: Path, scored: Logits, chosen: TracedSequence, label: str) -> None:
+def _trace(engine: Engine, place: Path, scored: Logits, chosen: TracedSequence, label: str) -> None:
     """Trace one request for the sequence; under `AGAIN`, together with a request for another one."""
     ids, start = scored.ids_of(chosen.index), scored.header.sequences[chosen.index].start
-    traced = ProbeRequest(chosen.item, f"assay-{label}", ids, start, 1)
+    traced = TracedPrompt(f"assay-{label}", ids, start, chosen.condition == "cached")
     together = [traced]
     if label == AGAIN:
         other = (chosen.index + 1) % len(scored.header.sequences)
-        together.append(
-            ProbeRequest("", f"assay-{label}-other", scored.ids_of(other), scored.header.sequences[other].start, 1)
-        )
-    control = Control(trace=label, traced=TracedRequest(request=traced.rid, until=len(ids) - 1))
+        beside = scored.header.sequences[other]
+        together.append(TracedPrompt(f"assay-{label}-other", scored.ids_of(other), beside.start))
+    control = Control(trace=label, traced=TracedRequest(request=engine.traced_id(traced.name), until=len(ids) - 1))
     with switched_on(engine, place, control):
-        if chosen.condition == "cached":
-            ask_together(engine, [ProbeRequest("", f"assay-{label}-prefix", ids, start, 1)])
-        ask_together(engine, together)
+        engine.prefill(together)

@@ -75,7 +75,7 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
     if envelope.not_in_shadow:
         yield (
             f"attention with the candidate's own {listed(envelope.not_in_shadow)}: layers were compared in the reference's server; "
-            "answers, texts and logits are the candidate's own"
+            "answers, texts, logits and probes are the candidate's own"
         )
     limits, extend = envelope.limits, "extend" in envelope.claimed
     for phase, values in envelope.reached.items():

@@ -188,9 +188,7 @@ SENTENCES: Templates = {
         "what",
         {
             "probes": "probes that differ: {names:commas}",
-            "unrun": "parts of it that were not run: {names:parts}",
             "unsteady": "not reduced, since it does not differ every time",
-            "wider": "also in {names:commas}",
         },
     ),
     "inside-not-observed": Cases(

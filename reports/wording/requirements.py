@@ -100,6 +100,7 @@ _ALL = (
         missing="the candidate's own server was not compared at all required lengths",
     ),
     _Titles("logits-compared", "the logits were compared", missing="the logits were not compared"),
+    _Titles("probes-compared", "both servers answered the probes", missing="not both servers answered the probes"),
     _Titles(
         "policy", "no limit of the policy is wider than its default",
         unchecked="a limit of the policy is wider than its default",

@@ -41,6 +41,7 @@ SENTENCES: Templates = {
     "no-fault-seeded": Found("no fault was seeded", "repeat the command, which resumes"),
     "fault-in-answers": "{lost} lost and {gained} gained of {questions:counted question}, p = {p:.2g}",
     "fault-in-logits": "{above} of {prompts:counted prompt} above {limit:.3g} nats, {mean:.3g} on average",
+    "fault-in-probes": "mean KL {mean:.2g} nats after a cached prefix, and up to {bound:.2g} is noise",
     "fault-in-layers": "{flagged:counted test} out of bounds in {cells:counted cell}, at worst {worst:.3g} times",
     "fault-without-divergences": "{not_finite:if {not_finite} positions not finite|no prompt was scored after a cached prefix}",
 }

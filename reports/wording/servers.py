@@ -59,8 +59,8 @@ def _reference_kernels_ran(phase: str, backend: str, names: list[str]) -> Found:
 @says
 def _known_names_lacking(backend: str, ran: _Ran) -> Found:
     return Found(
-        f"none of the kernels known for SGLang's {backend} ran under its known names; {_kernels_ran(ran)}",
-        "compare the names in the report with what SGLang launches",
+        f"none of the kernels known for the engine's {backend} ran under its known names; {_kernels_ran(ran)}",
+        "compare the names in the report with what the engine launches",
     )
 
 
@@ -161,6 +161,11 @@ def traced_kernels(traced: PassKernels) -> str:
     named = _some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none with a known name"
     rest = f"; {others} others" if others else ""
     return f"{traced.role}, {_pass_title(traced.phase, traced.cached_prefix)}: {named}{rest}"
+
+
+@says
+def _accuracy_warned(line: str, more: int) -> str:
+    return f"{line} ({counted(more, 'further warning')})" if more else line
 
 
 SENTENCES: Templates = {

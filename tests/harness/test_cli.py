@@ -77,7 +77,7 @@ def test_backends_lists_what_it_can_where_sglang_or_a_kernel_cannot_be_imported(
     def not_installed() -> tuple[str, ...]:
         raise UsageError("SGLang is not installed.", "the package sglang", "install it")
 
-    monkeypatch.setattr(catalog, "sglang_backends", not_installed)
+    monkeypatch.setattr(catalog, "backends", not_installed)
     monkeypatch.setattr(kernels, "published", lambda: {"gone": "no.such:kernel", "sage_attn": SAGE})
     assert call("backends") == 0
     out = capsys.readouterr().out

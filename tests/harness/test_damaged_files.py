@@ -205,8 +205,8 @@ sys.addaudithook(_fail_if_watched)
 
 
 @contextmanager
-def opened_by_nobody(path: Path, waited: Path) -> Iterator[None]:
-    """Fail at once where Python opens a path; release a pipe that other code opens, and write that to `waited`."""
+def released(path: Path, waited: Path) -> Iterator[None]:
+    """Release a pipe that other code than Python's opens, which may hold Python's lock meanwhile, and write that to `waited`."""
     releasing = os.fork() if path.is_fifo() else -1
     while not releasing:
         time.sleep(0.005)
@@ -215,14 +215,22 @@ def opened_by_nobody(path: Path, waited: Path) -> Iterator[None]:
             if stat.S_ISFIFO(os.fstat(opened).st_mode):  # and no file that a command put in the place of the pipe
                 waited.write_text("by other code")
             os.close(opened)
+    try:
+        yield
+    finally:
+        if releasing > 0:
+            os.kill(releasing, signal.SIGKILL)
+            os.waitpid(releasing, 0)
+
+
+@contextmanager
+def opened_by_nobody(path: Path, waited: Path) -> Iterator[None]:
+    """Fail at once where Python opens a path, and write that to `waited`."""
     _watched[str(path.absolute())] = waited
     try:
         yield
     finally:
         _watched.clear()
-        if releasing > 0:
-            os.kill(releasing, signal.SIGKILL)
-            os.waitpid(releasing, 0)
 
 
 @contextmanager
@@ -274,16 +282,17 @@ def test_every_command_ends_soon_whatever_is_in_place_of_a_file(
         DAMAGES[damage](path, whole)
         special = path.is_fifo() or path.is_char_device()
         naming = [command for command in commands if any(path.is_relative_to(word) for word in command)]
-        for command in naming or commands:
-            what = f"{path}: assay {' '.join(command)}"
-            with ended_soon(what), opened_by_nobody(path, waited) if special else nullcontext():
-                code = call(*command)
-            said = "".join(capsys.readouterr())
-            if waited.exists() or "a bug in assay" in said:
-                wrong.append(f"{what}: {'it was opened' if waited.exists() else said[-300:]}")
-            waited.unlink(missing_ok=True)
-            if command[0] == "runs":
-                assert (code, "whole" in said or store != "run") == (0, True), what
+        with released(path, waited):
+            for command in naming or commands:
+                what = f"{path}: assay {' '.join(command)}"
+                with ended_soon(what), opened_by_nobody(path, waited) if special else nullcontext():
+                    code = call(*command)
+                said = "".join(capsys.readouterr())
+                if waited.exists() or "a bug in assay" in said:
+                    wrong.append(f"{what}: {'it was opened' if waited.exists() else said[-300:]}")
+                waited.unlink(missing_ok=True)
+                if command[0] == "runs":
+                    assert (code, "whole" in said or store != "run") == (0, True), what
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(whole)

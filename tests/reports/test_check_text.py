@@ -35,7 +35,7 @@ def decode_calls() -> int:
 @cache
 def decoded(kernel: Kernel) -> KernelResult:
     """The result of a kernel on the decode calls of the matrix: a wrong one is not run on all of them."""
-    return check_and_read(kernel, phases=["decode"], calls=0, read_out=0.1)
+    return check_and_read(kernel, phases=["decode"], calls=0, read_out=5)
 
 
 def wrong_at_128(call: AttentionCall) -> Tensor:
@@ -65,7 +65,7 @@ def first_screen(result: KernelResult, width: int = 100) -> list[str]:
 
 
 def test_the_first_screen_of_a_wrong_kernel_has_at_most_twenty_lines() -> None:
-    result = check_and_read(wrong_at_128, phases=["decode"], calls=0, read_out=5)
+    result = decoded(wrong_at_128)
     lines = first_screen(result)
     assert lines[0].startswith(f"✕ REGRESSION   {result.kernel} ")
     assert len(lines) <= 20
@@ -76,8 +76,7 @@ def test_the_first_screen_of_a_wrong_kernel_has_at_most_twenty_lines() -> None:
 
 
 def test_the_next_step_is_not_the_command_that_was_just_given() -> None:
-    result = check_and_read(wrong_at_128, phases=["decode"], calls=0, read_out=0)
-    written = result.model_copy(update={"again": "assay check mine:forward --test test_a.py", "test": "source"})
+    written = decoded(wrong_at_128).model_copy(update={"again": "assay check mine:forward --test test_a.py", "test": "source"})
     assert any(line.startswith("Next         python -m pytest test_a.py") for line in first_screen(written))
     quick = decoded(rounded_oracle).model_copy(update={"quick": "float32", "again": "assay check --quick mine:forward"})
     (step,) = [line for line in first_screen(quick, 160) if line.startswith("Next")]

@@ -13,8 +13,8 @@ import pytest
 from junitparser import JUnitXml
 from rich.console import Console
 
+from assay.harness.engines.failures import ended
 from assay.harness.engines.process import _telling_lines
-from assay.harness.engines.sglang.failures import ended
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.report import Report
 from assay.reports import junit, markdown, page
@@ -45,7 +45,7 @@ def failed(examples: ModuleType, log: Path) -> Report:
     text = log.read_text()
     tail = "Its log (runs/x/candidate.log) ends:\n" + "\n".join(f"  {line}" for line in _telling_lines(text))
     how = "exited with status 1" if "Traceback" in text and "sigquit" not in text.lower() else "was killed by SIGKILL"
-    failure = FailureResult.of("engine", ended(WHO, how, "during start-up", text, tail))
+    failure = FailureResult.of("engine", ended("sglang", WHO, how, "during start-up", text, tail))
     shown = FailureResult(**failure.model_dump(exclude={"message"}))
     report: Report = examples.passing()
     return report.model_copy(update={"verdict": "error", "failure": shown, "checks": (), "findings": ()})

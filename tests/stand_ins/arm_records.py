@@ -9,7 +9,8 @@ from typing import Any
 
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores
+from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.probes import ProbePass, ProbeReply, Scores, record_pass
 from assay.harness.evidence.records import Answer, Token
 
 PROMPT = 12
@@ -60,14 +61,14 @@ def arm(
     decode: float = 0.0,
     verifications: int = 0,
     problem: str = "",
-) -> ArmRecord:
+) -> ProbePass:
     """Make the record of an arm in which every feature was shown to be on, with the same reply to each of three probes."""
     replies = () if problem else tuple(reply(f"{n}+8", prefill, decode, verifications) for n in range(3))
     seen = {} if problem else dict.fromkeys(features, "seen")
-    return ArmRecord(number=number, features=features, why=why, replies=replies, seen=seen, problem=problem)
+    return ProbePass(number=number, features=features, why=why, replies=replies, seen=seen, problem=problem)
 
 
-def drafting(*features: str, passes: int, odd: int = 0) -> ArmRecord:
+def drafting(*features: str, passes: int, odd: int = 0) -> ProbePass:
     """Make an arm of 40 probes whose answers took so many passes each, those of the first `odd` one more."""
     replies = tuple(reply(f"{n}+8", verifications=passes + (n < odd)) for n in range(40))
     return arm(*features).model_copy(update={"replies": replies})
@@ -80,8 +81,8 @@ AGAIN = arm(number=1, why="base again", decode=1e-7)
 
 def write(
     folder: InvarianceFolder,
-    made: Sequence[ArmRecord],
-    again: ArmRecord | None = None,
+    made: Sequence[ProbePass],
+    again: ProbePass | None = None,
     *,
     base: bool = True,
     fault_seen: tuple[float, float] | None = (1.0, 1.0),
@@ -117,9 +118,12 @@ def write(
     records += made
     if fault_seen:
         prefill, decode = fault_seen
-        records.append(arm("prefix-cache", number=99, why="sensitivity", prefill=prefill, decode=decode))
+        faulty = arm("prefix-cache", number=99, why="sensitivity", prefill=prefill, decode=decode)
+        records.append(
+            faulty.model_copy(update={"replies": tuple(each.model_copy(update={"cached_tokens": 4}) for each in faulty.replies)})
+        )
     for record in records:
-        folder.write(record)
+        record_pass(folder.path, record, folder.nonce)
     for number in {record.server for record in records}:
         if made_by := served.get(number, SERVED):
             FINGERPRINT.write(folder.server_folder(number), made_by, folder.nonce)

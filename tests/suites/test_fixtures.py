@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -79,20 +78,20 @@ def test_of_something_else():
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+def own(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """A function that runs pytest in a folder with a test file of its own, on servers of the stand-in for SGLang."""
     folder, root = tmp_path_factory.mktemp("own"), Path(__file__).parents[2]
     (folder / "test_own.py").write_text(OWN)
     (folder / "assay.toml").write_text("[run]\nquestions = 48\nsuites = 'accuracy'\n[policy]\nmargin = 0.1\n")
     path = os.pathsep.join([str(root / "tests/stand_ins/engine"), str(root)])
     flags = ["-q", "-rA", "-p", "assay.suites.plugin", "-p", "no:cacheprovider", "--assay-reference=torch_native"]
-    command = [sys.executable, "-m", "pytest", *flags, "--rootdir", str(folder), "--assay-candidate"]
+    command = ("-m", "pytest", *flags, "--rootdir", str(folder), "--assay-candidate")
 
     def run(candidate: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         given = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path, **environment}
-        return subprocess.run(
-            [*command, candidate, *arguments], cwd=folder, env=given, capture_output=True, text=True, timeout=120, check=False
-        )
+        return python(*command, candidate, *arguments, cwd=folder, env=given, timeout=120)
 
     return run
 

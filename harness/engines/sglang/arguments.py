@@ -1,13 +1,12 @@
-"""Differences between two servers' arguments, beyond those that must differ."""
+"""The arguments of SGLang's servers, and those that differ beyond the treatment."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from assay.harness.engines.arguments import differing, leaves, plain
 from assay.harness.evidence.envelope import EngineLimits
-from assay.harness.sides import hide, hide_flags, is_secret
 
 # A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
 # the other server; the flag behind it, max_total_tokens, is compared. hicache_object_layout repeats arguments, such as page_size.
@@ -20,12 +19,11 @@ _IDENTITY_KEYS = frozenset({"port", "served_model_name", "launch_command"})
 _TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
 # Arguments that name a model, or that the engine reads from it.
 _MODEL_KEYS = {"model_path", "tokenizer_path", "context_length", "dtype"}
-ABSENT = "absent"
 
 
 def settled(info: Mapping[str, Any]) -> dict[str, Any]:
     """Reduce a server's ``/server_info`` to the fields that stay the same while it runs, without its secrets."""
-    return {key: _plain(key, value) for key, value in info.items() if key not in _VOLATILE | _OWN_KEYS}
+    return {key: plain(key, value) for key, value in info.items() if key not in _VOLATILE | _OWN_KEYS}
 
 
 def limits_of(arguments: Mapping[str, Any], context: int) -> EngineLimits:
@@ -40,17 +38,14 @@ def limits_of(arguments: Mapping[str, Any], context: int) -> EngineLimits:
     )
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return an argument without secrets, nested ones included."""
-    if isinstance(value, Mapping):
-        return {key: _plain(str(key), inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(name, inner) for inner in value]
-    if name == "launch_command" and isinstance(value, str):
-        return " ".join(hide_flags(value.split(" ")))
-    if isinstance(value, str) or (is_secret(name) and not isinstance(value, bool | None)):
-        return hide(name, str(value))
-    return value
+def numerics(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return what decides the numbers of any engine, in neutral names."""
+    return {
+        "dtype": str(arguments.get("dtype") or "auto"),
+        "kv_cache_dtype": str(arguments.get("kv_cache_dtype") or "auto"),
+        "quantization": str(arguments.get("quantization") or "none"),
+        "tensor_parallel": str(arguments.get("tp_size") or 1),
+    }
 
 
 def differences(
@@ -64,11 +59,7 @@ def differences(
     """
     left, right = flat(_without_treatment(reference)), flat(_without_treatment(candidate))
     treated = _arguments_of(asked)
-    return {
-        name: (left.get(name, ABSENT), right.get(name, ABSENT))
-        for name in sorted(left.keys() | right.keys())
-        if left.get(name, ABSENT) != right.get(name, ABSENT) and name.partition(".")[0] not in treated
-    }
+    return differing(left, right, {name for name in left | right if name.partition(".")[0] in treated})
 
 
 def _arguments_of(asked: Collection[str]) -> set[str]:
@@ -85,17 +76,6 @@ def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if key in _TREATMENT_KEYS and value == own else value for key, value in others.items()}
 
 
-def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return a server's arguments leaf by leaf, named with dots, without its identity and its state."""
-    leaves: dict[str, str] = {}
-    for key, value in arguments.items():
-        if not prefix and key in _VOLATILE | _OWN_KEYS | _IDENTITY_KEYS:
-            continue
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{prefix}{key}.")
-        else:
-            plain = _plain(key, value)
-            leaves[f"{prefix}{key}"] = (
-                plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True, default=str)
-            )
-    return leaves
+    return leaves(arguments, _VOLATILE | _OWN_KEYS | _IDENTITY_KEYS)

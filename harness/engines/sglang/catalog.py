@@ -13,6 +13,7 @@ from pathlib import Path
 from assay.harness.attention.noise import BESIDE_FP8, family
 from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import URL_FORM, Backend, is_server_url
+from assay.harness.engines.sglang.profile import PROFILE
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline
 from assay.harness.extras import meets
@@ -21,8 +22,7 @@ from assay.harness.text import did_you_mean
 
 # SGLang's own backends that compute prefill separately on cached and on new keys, and merge both in the model's dtype.
 _MERGE_THE_PREFIX = ("flashinfer",)
-# The oldest version of SGLang that assay is tested with.
-MIN_SGLANG = "0.5.17"
+MIN_SGLANG = PROFILE.oldest
 # Where SGLang keeps its list: from 0.5.18 on, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 
@@ -54,7 +54,7 @@ def native_noise(names: Collection[str], phase: str, stored: bool) -> str:
 
 
 @cache
-def sglang_backends() -> tuple[str, ...]:
+def backends() -> tuple[str, ...]:
     """List SGLang's own attention backends, read from its source because importing it takes seconds.
 
     Raises:
@@ -96,7 +96,7 @@ def checked_backend(flag: str, name: str) -> Backend:
     backend = Backend.parse(name)
     if backend.is_url and not is_server_url(name):
         raise UsageError(f"{flag}: {hide('', name)} is not the URL of a server.", URL_FORM, "correct the URL")
-    if backend.is_url or name in sglang_backends():
+    if backend.is_url or name in backends():
         return backend
     if not backend.is_kernel and not name.endswith(".py") and ("/" in name or Path(name).is_dir()):
         near = next((f"name {path.parent}" for path in sorted(Path(name).glob(f"*/{baseline.FILE}"))), "check the path")
@@ -106,7 +106,7 @@ def checked_backend(flag: str, name: str) -> Backend:
             f"{near}; assay gate accept RUN writes a baseline",
         )
     if not backend.is_kernel:
-        known = sorted({*sglang_backends(), *published()})
+        known = sorted({*backends(), *published()})
         do = (
             did_you_mean(name, known)
             or "name one of these, a kernel as module:function, a URL, or the folder of a baseline"

@@ -17,9 +17,10 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from assay.harness.engines.arguments import ABSENT
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.sglang import launch as launching
-from assay.harness.engines.sglang.arguments import ABSENT, differences
-from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EngineError
 from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.sides import ROLES, Role

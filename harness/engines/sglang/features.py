@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from assay.evals.invariance_load import CHUNK, PAGE
+from assay.evals.probes import CHUNK, PAGE
 from assay.harness.engines.sglang.beside_model import ADAPTER, DRAFT, MODEL, attends_by_request, has_experts, like_llama
 from assay.harness.sides import Device, flag_values
 
@@ -39,7 +39,7 @@ class Feature:
         backend: attention backend to use instead of the base's, or empty for the same.
         resolved: arguments that the server resolves when it is on.
         declares: other parts of the fingerprint that it may change, as ``assay compare --allow`` names them.
-        seen: id of the proof that it was on, beyond its arguments (`assay.harness.run.invariance.proof`).
+        seen: id of the proof that it was on, beyond its arguments (`assay.harness.run.probe_proof`).
         cost: the declared change of outputs.
         requires: features without which it has no effect.
         excludes: features that cannot be on together with it.

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from torch import Tensor
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.inside.attachment import ControlReader
 from assay.harness.engines.sglang import arguments
-from assay.harness.engines.sglang.weight_places import place_of
-from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Tokens, Weight
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, Tokens
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.run_file import nonce_of_process
 from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
@@ -34,21 +32,10 @@ from assay.harness.fingerprint.in_interpreter import (
     tokens_of,
     versions,
 )
-from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
-from assay.harness.fingerprint.weights import describe_weight
-from assay.harness.text import ranges
+from assay.harness.fingerprint.in_model import digest, dtype_name, held_floats, layer_of, ranges_of, ropes_of
+from assay.harness.fingerprint.weight_places import weights_of
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
-# Parameters that engines must keep in float32, by SGLang's names. A bias of the router's own product has the dtype of the
-# model.
-_KEPT = {
-    "router bias": re.compile(r"e_score_correction_bias$"),
-    "decay of a state": re.compile(r"A_log$"),
-}
-# Scales of a KV cache, which the part on quantisation has.
-_KV_SCALE = re.compile(r"^[kv]_scale")
 _BY_LAYER = {"RadixAttention": "attention", "RadixLinearAttention": "linear attention"}
-_ROWS_AT_ONCE = 4096
 
 
 def describe(runner: Any) -> Fingerprint:
@@ -56,9 +43,9 @@ def describe(runner: Any) -> Fingerprint:
     parts: dict[str, Callable[[], Any]] = {
         "tokens": lambda: _tokens(runner.server_args),
         "generation": lambda: generation_of(str(runner.server_args.model_path)),
-        "rope": lambda: _ropes(runner),
+        "rope": lambda: ropes_of(runner.model, _config(runner), _called(runner)),
         "config": lambda: _settings(runner),
-        "weights": lambda: _weights(runner.model),
+        "weights": lambda: weights_of(runner.model, set(_experts().values()) <= {"in order"}),
         "adapters": lambda: _adapters(runner),
         "quantisation": lambda: _quantisation(runner),
         "experts": _experts,
@@ -133,15 +120,6 @@ def _tokens(server_args: Any) -> Tokens:
     return Tokens(**made)
 
 
-def _layer(path: str) -> int | None:
-    numbers = _LAYER.findall(path)
-    return int(numbers[-1]) if numbers else None
-
-
-def _ranges(layers: Collection[int]) -> str:
-    return ranges(set(layers)) if layers else ""
-
-
 def _config(runner: Any) -> Mapping[str, Any]:
     """Read the model's ``config.json`` as it is on disk, and override it as SGLang does; without the file the result is empty."""
     path = Path(str(runner.server_args.model_path)) / "config.json"
@@ -156,105 +134,17 @@ def _settings(runner: Any) -> dict[str, str]:
         str(folder), code=folder.is_dir() and bool(getattr(runner.server_args, "trust_remote_code", False))
     )
     settings = settings_of(runner.model_config.hf_config.to_dict() | beside)
-    held: dict[str, dict[float, list[int]]] = {}
-    for path, module in runner.model.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, float) and not _KV_SCALE.search(name) and not name.startswith("_"):
-                layers = held.setdefault(f"layers.{type(module).__name__}.{name}", {}).setdefault(value, [])
-                layers += [] if (number := _layer(path)) is None else [number]
-    for name, values in held.items():
-        of = [f"{value!r} (layers {_ranges(layers)})" if layers else repr(value) for value, layers in values.items()]
-        settings[name] = repr(next(iter(values))) if len(values) == 1 else ", ".join(of)
+    settings |= held_floats(runner.model)
     return settings
+
+
+def _called(runner: Any) -> str:
+    return "config.json with --json-model-override-args" if _overrides(runner) else "config.json"
 
 
 def _overrides(runner: Any) -> dict[str, Any]:
     given: dict[str, Any] = json.loads(getattr(runner.server_args, "json_model_override_args", None) or "{}")
     return given
-
-
-def _ropes(runner: Any) -> tuple[RopeTable, ...]:
-    config = _config(runner)
-    asked = asked_ropes(config)
-    called = "config.json with --json-model-override-args" if _overrides(runner) else "config.json"
-    kinds = {**config, **(config.get("text_config") or {})}.get("layer_types") or []
-    users: dict[int, tuple[str, Any, list[int]]] = {}
-    for path, module in runner.model.named_modules(remove_duplicate=False):
-        if isinstance(getattr(module, "cos_sin_cache", None), Tensor) or isinstance(
-            getattr(module, "inv_freq", None), Tensor
-        ):
-            _, _, layers = users.setdefault(id(module), (path, module, []))
-            number = _layer(path)
-            layers += [] if number is None else [number]
-    above = any(not layers and hasattr(module, "inv_freq") for _, module, layers in users.values())
-    tables = []
-    for path, module, layers in users.values():
-        if "visual" in path or "vision" in path:
-            continue
-        kind = next(iter({kinds[n] for n in layers if n < len(kinds)}), "") if layers else ""
-        kind = "sliding_attention" if path.endswith("_local") else kind
-        # Gemma 3 computes cos and sin once for all layers, whose own tables are then not read.
-        judged = [] if above and layers else asked
-        tables.append(_rope(path, module, _ranges(layers), judged, kind, called))
-    return tuple(tables)
-
-
-def _rope(path: str, module: Any, layers: str, asked: Any, kind: str, called: str) -> RopeTable:
-    table: Any = getattr(module, "cos_sin_cache", None)
-    seen: dict[str, Any] = {}
-    if isinstance(table, Tensor):
-        cos, sin = (half[:2].double().cpu() for half in table.chunk(2, dim=-1))
-        read, scale = torch.atan2(sin[1], cos[1]), float(cos[0, 0])
-    else:
-        table = module.inv_freq
-        read, scale = table.double().cpu(), float(getattr(module, "attention_scaling", 1.0))
-    tolerance = max(2.0**-12, 4 * float(torch.finfo(table.dtype).eps))
-    wrong = wrong_rope(read.tolist(), scale, asked, kind, tolerance, called)
-    if table is not getattr(module, "inv_freq", None):
-        meant = None if wrong else nearest(read.tolist(), asked, kind)
-        exact = torch.tensor(meant.frequencies, dtype=torch.float64) if meant else read
-        off = _off_by_row(table, exact, meant.scale if meant else scale)
-        seen = {"rows": len(off), "error": float(off.max())}
-        bad = (off > max(4 * tolerance, len(off) * 2.0**-22)).nonzero().flatten()
-        if meant and len(bad):
-            at = int(bad[0])
-            wrong = (
-                f"cos and sin are off by {float(off[at]):.2g} at position {at:,}, the first that is wrong, and by up to "
-                f"{seen['error']:.2g} within {len(off):,} positions, though their frequencies are right"
-            )
-    return RopeTable(
-        name=path,
-        layers=layers,
-        kind=type(module).__name__,
-        dtype=_dtype_name(table.dtype),
-        frequencies=tuple(read.tolist()),
-        scale=scale,
-        digest=_digest(table),
-        wrong=wrong,
-        **seen,
-    )
-
-
-def _off_by_row(table: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-    """Return the largest distance of each row of a table from cos and sin in float64; a NaN counts as 4, more than any distance."""
-    off, exact = [], frequencies.to(table.device)
-    for start in range(0, table.shape[0], _ROWS_AT_ONCE):
-        part = table[start : start + _ROWS_AT_ONCE].double()
-        at = torch.arange(start, start + len(part), dtype=torch.float64, device=table.device)
-        angles = at[:, None] * exact
-        off.append((part - scale * torch.cat([angles.cos(), angles.sin()], -1)).abs().amax(-1))
-    return torch.cat(off).nan_to_num(nan=4.0, posinf=4.0).cpu()
-
-
-def _weights(model: Any) -> tuple[Weight, ...]:
-    described = []
-    in_order = set(_experts().values()) <= {"in order"}
-    for name, parameter in model.named_parameters():
-        kept = next((why for why, pattern in _KEPT.items() if pattern.search(name)), "")
-        path, _, attribute = name.rpartition(".")
-        place = place_of(model.get_submodule(path), attribute, parameter, in_order)
-        described.append(describe_weight(name, parameter, kept, place))
-    return tuple(described)
 
 
 def _adapters(runner: Any) -> dict[str, str]:
@@ -267,7 +157,7 @@ def _adapters(runner: Any) -> dict[str, str]:
         total, size = hashlib.sha256(), 0.0
         for layer in adapter.layers:
             for name, weight in sorted(layer.weights.items()):
-                total.update(name.encode() + _digest(weight).encode())
+                total.update(name.encode() + digest(weight).encode())
                 size += float(weight.double().square().sum()) if "lora_B" in name else 0.0
         adapters[str(getattr(reference, "lora_name", None) or uid)] = (
             f"{total.hexdigest()[:16]}, scaling {adapter.scaling:g}, norm of B {size**0.5:.4g}"
@@ -280,8 +170,8 @@ def _quantisation(runner: Any) -> dict[str, str]:
     asked = config.get("quantization_config") or {}
     scheme = {f"checkpoint.{key}": json.dumps(value, sort_keys=True) for key, value in asked.items()}
     scheme["method"] = str(getattr(runner.model_config, "quantization", None) or "")
-    scheme["weights"] = _dtype_name(getattr(runner.model_config, "dtype", None))
-    scheme["kv cache"] = _dtype_name(getattr(runner, "kv_cache_dtype", None))
+    scheme["weights"] = dtype_name(getattr(runner.model_config, "dtype", None))
+    scheme["kv cache"] = dtype_name(getattr(runner, "kv_cache_dtype", None))
     scales = [
         f"{float(module.k_scale_float):g}/{float(module.v_scale_float):g}"
         for _, module in runner.model.named_modules()
@@ -300,7 +190,7 @@ def _experts() -> dict[str, str]:
     mapped = metadata.physical_to_logical_map_cpu
     in_order = torch.arange(mapped.shape[1])
     return {
-        str(layer): "in order" if bool((row == in_order).all()) else _digest(row) for layer, row in enumerate(mapped)
+        str(layer): "in order" if bool((row == in_order).all()) else digest(row) for layer, row in enumerate(mapped)
     }
 
 
@@ -312,11 +202,11 @@ def _backends(runner: Any) -> tuple[Resolved, ...]:
 
     for path, module in runner.model.named_modules(remove_duplicate=False):
         for operation, phase, name in _implementations(runner, module):
-            add(operation, phase, name, _layer(path))
+            add(operation, phase, name, layer_of(path))
     for operation, name in _shared(runner):
         add(operation, "", name, None)
     return tuple(
-        Resolved(operation=operation, phase=phase, layers=_ranges(layers), runs=name)
+        Resolved(operation=operation, phase=phase, layers=ranges_of(layers), runs=name)
         for (operation, phase, name), layers in rows.items()
     )
 
@@ -415,11 +305,3 @@ def _settled(server_args: Any) -> Mapping[str, Any]:
         server_args.resolved_dict() if hasattr(server_args, "resolved_dict") else vars(server_args)
     )
     return read
-
-
-def _dtype_name(dtype: Any) -> str:
-    return "" if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:16]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.harness.engines.client import number
-from assay.harness.engines.sglang.score import readable
+from assay.harness.engines.generation import readable
 from assay.harness.engines.sglang.server import SGLangServer
-from assay.harness.evidence.invariance import ProbeReply, Scores
+from assay.harness.evidence.probes import ProbeReply, Scores
 
 # Most probable tokens to return at each position.
 _TOP = 8

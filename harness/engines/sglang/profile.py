@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from assay.harness.sides import EngineProfile
+from assay.harness.sides import EngineProfile, MemoryProfile
 
 PROFILE = EngineProfile(
     title="SGLang",
+    distributions=("sglang",),
+    oldest="0.5.17",
     references={"cpu": "torch_native", "cuda": "triton"},
+    # Triton's kernels are interpreted. The others (0.5.23) end a server while it starts: they check for a GPU architecture, or for
+    # packages that need one.
+    cpu_backends=("torch_native", "triton", "flex_attention", "intel_amx"),
+    own_flags=(
+        "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--model-path", "--device",
+        "--host", "--port", "--served-model-name", "--api-key",
+    ),
+    example_flag="--page-size=16",
+    # The three processes of a CPU server take about 2 GiB (measured, 0.5.23); one more is for the KV cache and activations. bf16
+    # weights become fp32 (twice the bytes), and half of them exist a second time while they are loaded.
+    memory=MemoryProfile(3 * 2**30, 2.5, "--mem-fraction-static", 0.40),
     # Sources: SGLang's `triton_ops`, PyTorch's operator and flex-attention template, FlashAttention 3's `flash_fwd_kernel_sm90.h`,
     # and FlashInfer's `prefill.cuh` and `decode.cuh`.
     kernels={
@@ -32,4 +45,4 @@ PROFILE = EngineProfile(
         ("--kv-cache-dtype", "fp8_e4m3"): "fp8_kv",
         ("--kv-cache-dtype", "fp8_e5m2"): "fp8_e5m2_kv",
     },
-)
+)  # fmt: skip

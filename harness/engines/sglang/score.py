@@ -9,76 +9,17 @@ come from the cache; ``meta_info.cached_tokens`` is the part that did.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from assay.harness.engines.base import ChatRequest, Engine
-from assay.harness.engines.client import MALFORMED, chat_body, number, problem
-from assay.harness.engines.sglang.catalog import MIN_SGLANG
-from assay.harness.errors import EngineError
+from assay.harness.engines.base import ChatRequest, Engine, Floats, Score, TracedPrompt
+from assay.harness.engines.client import number
+from assay.harness.engines.generation import readable
 from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.sides import Role
-
-_Floats = npt.NDArray[np.float32]
-_Ints = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A greedy answer as token ids.
-
-    Attributes:
-        prompt_ids: the prompt's tokens, chat template included.
-        ids: the answer's tokens, including the end-of-text token if it was generated.
-        texts: their texts.
-    """
-
-    prompt_ids: tuple[int, ...]
-    ids: tuple[int, ...]
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Score:
-    """Log-probabilities, in nats, of the ``n`` tokens of a sequence after its first ``start + 1``, NaN where the server returned
-    null.
-
-    Attributes:
-        cached_tokens: tokens whose keys and values came from the prefix cache, as the server reports.
-        token: log-probability of the sequence's own token, float32 [n].
-        top_ids: ids of the most probable tokens, best first, int32 [n, k].
-        top: their log-probabilities, float32 [n, k].
-        at: log-probabilities of the requested ids, in their order, float32 [n, m].
-    """
-
-    cached_tokens: int
-    token: _Floats
-    top_ids: _Ints
-    top: _Floats
-    at: _Floats
-
-
-def generate(server: Engine, prompt: str, max_tokens: int) -> Generation:
-    """Generate one greedy answer with its exact token ids, as the server returns them (``return_token_ids``).
-
-    Raises:
-        EngineError: the server failed, or returns no token ids.
-    """
-    path = "/v1/chat/completions"
-    body = {**chat_body(ChatRequest(prompt, max_tokens)), "logprobs": True, "return_token_ids": True}
-    reply = server.send(path, body)
-    with readable(server, path, "a chat completion with token ids"):
-        choice = reply["choices"][0]
-        ids = choice["response_token_ids" if "response_token_ids" in choice else "token_ids"]  # the latter in 0.5.17
-        texts = tuple(entry["token"] for entry in choice["logprobs"]["content"])
-        if len(texts) != len(ids):
-            raise ValueError(f"{len(ids)} token ids and {len(texts)} texts")
-        return Generation(tuple(map(int, choice["prompt_token_ids"])), tuple(map(int, ids)), texts)
 
 
 def generate_all(
@@ -88,14 +29,7 @@ def generate_all(
     tokens: Sequence[int],
     top_logprobs: int,
 ) -> list[Answer]:
-    """Generate one greedy answer of a given number of tokens to each of several prompts of token ids, sent at once.
-
-    An end-of-text token does not end an answer. `top_logprobs` is the number of alternatives with each token. Returns the
-    answers, whose texts are token ids, with the seconds until all had come.
-
-    Raises:
-        EngineError: the server failed, or did not answer each of them.
-    """
+    """Implement `Engine.generate_all`."""
     path = "/generate"
     sampling = [{"temperature": 0, "max_new_tokens": most, "ignore_eos": True} for most in tokens]
     body = {
@@ -136,19 +70,7 @@ def _answer(meta: Mapping[str, Any], item: Item, role: Role, seconds: float) -> 
 
 
 def score(server: Engine, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
-    """Score the tokens of a sequence after its first ``start + 1``.
-
-    Args:
-        ids: the sequence, prompt and answer.
-        start: longest prefix that may come from the cache. The token after it is the first one that is computed, and the next
-            one is the first with a log-probability.
-        top_k: number of most probable tokens to return at each position.
-        at: ids whose log-probabilities are returned at every position, regardless of their rank.
-
-    Raises:
-        ValueError: no token is left to score.
-        EngineError: the server failed, or scored other tokens than the given ones.
-    """
+    """Implement `Engine.score`."""
     positions = len(ids) - start - 1
     if start < 0 or positions < 1:
         raise ValueError(f"{len(ids)} tokens leave nothing to score after a prefix of {start} and the next token")
@@ -189,20 +111,29 @@ def score(server: Engine, ids: Sequence[int], start: int, top_k: int, at: Sequen
         )
 
 
-def _values(rows: Sequence[Sequence[Sequence[Any]]]) -> _Floats:
+def _values(rows: Sequence[Sequence[Sequence[Any]]]) -> Floats:
     """Convert to an array, NaN for null: SGLang's JSON has null for every number that is not finite."""
     numbers = [[number(entry[0]) for entry in row] for row in rows]
     return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)
 
 
-@contextmanager
-def readable(server: Engine, path: str, expected: str) -> Iterator[None]:
-    """Turn exceptions raised while reading an unexpected reply into EngineError."""
-    try:
-        yield
-    except MALFORMED as error:
-        raise EngineError(
-            f"{server.who} answered {path} with an unusable reply: {problem(error)}.",
-            expected,
-            f"use SGLang {MIN_SGLANG} or newer",
-        ) from None
+def prefill(server: Engine, prompts: Sequence[TracedPrompt]) -> None:
+    """Implement `Engine.prefill`. SGLang takes no more tokens from its cache than those before the first log-probability."""
+    for prompt in prompts:
+        if prompt.cached:
+            _compute(server, [replace(prompt, name=f"{prompt.name}-prefix")])
+    _compute(server, prompts)
+
+
+def _compute(server: Engine, prompts: Sequence[TracedPrompt]) -> None:
+    body = {
+        "rid": [prompt.name for prompt in prompts],
+        "input_ids": [list(prompt.ids) for prompt in prompts],
+        "sampling_params": [{"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}] * len(prompts),
+        "logprob_start_len": [prompt.start for prompt in prompts],
+        "return_logprob": True,
+    }
+    replies = server.send("/generate", body)
+    with readable(server, "/generate", "an answer to each prompt"):
+        if [reply["meta_info"]["prompt_tokens"] for reply in replies] != [len(prompt.ids) for prompt in prompts]:
+            raise ValueError("other prompts than those that were sent")

@@ -28,12 +28,13 @@ from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.vllm.engine_call import Part, ServedPass, VLLMCall, kind_of, layer_number
-from assay.harness.engines.vllm.latents import LatentCall, keys_and_values
+from assay.harness.engines.vllm.latents import LatentCall, keys_and_values, makes_keys
 from assay.harness.engines.vllm.meter import Served, counter
 from assay.harness.engines.vllm.served_kernel import ServedKernel, make_candidate, served_kernel
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
+from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.pack import Source, rank_folder
 from assay.harness.evidence.run_file import nonce_of_process
 
@@ -161,7 +162,8 @@ class _Layer:
             if current is None:
                 return plain(q, latents, k_pe, cache, metadata, scale, output=output, **more)
             part = current.between(decodes, current.sequences, "extend")
-            k, v = keys_and_values(self.layer.impl, latents, k_pe) if self.observed.reads_keys else (None, None)
+            read = self.observed.reads_keys and makes_keys(self.layer.impl)
+            k, v = keys_and_values(self.layer.impl, latents, k_pe) if read else (None, None)
             call = LatentCall("extend", current, part, self.layer, q, k, v, metadata, cache, decodes == 0)
             view = output.view(len(q), q.shape[1], -1)
             return self._compute(
@@ -245,7 +247,7 @@ def _attachment(runner: Any, folder: Path, reference: str) -> Attachment:
     candidate = os.environ.get(SHADOW, "")
     if record_bytes := int(os.environ.get(RECORD) or 0):
         source = Source(
-            engine=f"vLLM {vllm.__version__} on {runner.device}",
+            engine=engine_label("vllm", vllm.__version__, str(runner.device)),
             model=str(runner.model_config.model),
             model_hash=os.environ.get(MODEL_HASH, ""),
             reference=reference,

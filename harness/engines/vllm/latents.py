@@ -16,6 +16,9 @@ from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused,
 from assay.harness.engines.vllm.engine_call import VLLMCall
 from assay.harness.engines.vllm.kv_pages import located
 
+# The module of vLLM's ``forward_mha`` that makes K and V of the new tokens. AMX_MLA has another one, on bfloat16 with Intel's AMX.
+_COMMON = "vllm.model_executor.layers.attention.mla_attention"
+
 
 @dataclass
 class LatentCall(VLLMCall):
@@ -41,6 +44,11 @@ class LatentCall(VLLMCall):
         return self._decode(spec, who) if self.phase == "decode" else self._extend(spec, who)
 
     def _extend(self, spec: CallSpec, who: str) -> AttentionCall:
+        if not makes_keys(self.attention.impl):
+            raise KernelRefused(
+                f"{type(self.attention.impl).__name__} attends to latents and projects them in one function, in layer "
+                f"{spec.layer}, so what its attention returns is not known and {who} cannot serve it"
+            )
         if any(self.part.prefix) or self.k is None or self.v is None:
             raise KernelRefused(
                 f"layer {spec.layer} attends to cached and to new keys in parts that are merged later, so {who} cannot serve it"
@@ -60,6 +68,11 @@ class LatentCall(VLLMCall):
         cu_seqlens = cumulative(self.part.new, self.q.device), cumulative(lens, self.q.device)
         spec = CallSpec(spec.scale, layer=spec.layer, phase=spec.phase, layout="v in k")
         return AttentionCall(self.q, k, k[..., : self.attention.impl.kv_lora_rank], *cu_seqlens, spec)
+
+
+def makes_keys(impl: Any) -> bool:
+    """Return True if an implementation's ``forward_mha`` makes K and V from the latents of the new tokens, as vLLM's common one."""
+    return str(type(impl).forward_mha.__module__) == _COMMON
 
 
 def keys_and_values(impl: Any, latents: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:

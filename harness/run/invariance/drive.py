@@ -3,50 +3,37 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from assay.harness.backend import Backend
-from assay.harness.engines.inside.control import FAULTS, TRACE, Control, TracedRequest
+from assay.harness.engines.inside.control import FAULTS, Control
 from assay.harness.engines.model import configuration, model_shape
 from assay.harness.engines.sglang.beside_model import filled
 from assay.harness.engines.sglang.features import ADAPTER_NAME
-from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
-from assay.harness.evidence.invariance import (
-    ArmRecord,
-    InvarianceFolder,
-    InvarianceManifest,
-    TracedPlace,
-)
+from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.probes import ProbePass, TracedPlace, record_pass
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import RUN
-from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, possible, server_of
-from assay.harness.judge.invariance_outcome import (
-    BASE_AGAIN,
-    ArmJudge,
-    bounds,
-    rounds_by_shape,
-    smallest,
-)
+from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, closed, possible, server_of, smallest
+from assay.harness.judge.probe_scores import BASE_AGAIN, bounds, rounds_by_shape
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.invariance.asking import AskedArm, ask, request_of, write_texts
-from assay.harness.run.invariance.invariance_plan import InvariancePlan
-from assay.harness.run.invariance.proof import Pass, switched
+from assay.harness.run.invariance.plan import InvariancePlan
 from assay.harness.run.invariance.reduction import reduce, unexplained
 from assay.harness.run.machine import origin_of
-from assay.harness.run.sensitivity import switched_on
+from assay.harness.run.probe_proof import Pass, answered, switched
+from assay.harness.run.probes import AskedArm, ask, switched_on, tracing, write_texts
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
+from assay.harness.run.side_probes import PROBED
 
 # The fault that the probes must detect, as in a run: it affects calls with a cached prefix. And the fault for a server without a
 # prefix cache, which affects every call.
 _FAULT, _COLD_FAULT = "mask-top-left", "mask-one-key-too-few"
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
-# Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB.
-_TRACE_BYTES = 2 * 2**30
 # Probes that the repeated base sends at once, by reason, so that its batches differ.
 _AT_ONCE = {"base again": 2, "trace again": 2, "base third": 4}
 # Most sets of features to ask again with a trace.
@@ -76,7 +63,7 @@ class InvarianceSession:
     plan: InvariancePlan
     folder: InvarianceFolder
     display: ProgressDisplay
-    records: dict[Arm, ArmRecord] = field(default_factory=dict)
+    records: dict[Arm, ProbePass] = field(default_factory=dict)
     _passes: dict[Arm, Pass] = field(default_factory=dict)
     _server: _Running | None = None
     _servers: int = 0
@@ -95,7 +82,9 @@ class InvarianceSession:
         try:
             base = self._base("base")
             again = [self._base(why) for why in BASE_AGAIN[: None if rounds_by_shape(self.plan.dtype) else 1]]
-            self._sensitivity()
+            # A comparison that misses a fault in the base's server proves nothing.
+            cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
+            self._arm(BASE if cold else _SENSITIVE, "sensitivity", fault=_COLD_FAULT if cold else _FAULT)
             plan, dtype = self.plan, self.plan.dtype
             limits, flags = bounds(base, again, dtype), plan.run.spec.reference.flags
             judge = ArmJudge(self.records, limits, plan.known, dtype, flags)
@@ -114,7 +103,7 @@ class InvarianceSession:
             self._stop()
         self.folder.seal()
 
-    def _base(self, why: str) -> ArmRecord:
+    def _base(self, why: str) -> ProbePass:
         """Run the base, without which nothing can be compared."""
         record = self._arm(BASE, why)
         if not record.complete:
@@ -180,16 +169,17 @@ class InvarianceSession:
         for arm, place in chosen:
             self._arm(arm, "trace", place)
 
-    def _arm(self, arm: Arm, why: str, traced: TracedPlace | None = None) -> ArmRecord:
-        """Run an arm and record it. An error in its server is recorded, not raised."""
+    def _arm(self, arm: Arm, why: str, traced: TracedPlace | None = None, fault: str = "") -> ProbePass:
+        """Run an arm and record it, perhaps with a trace or a seeded fault. An error in its server is recorded, not raised."""
         number, again = self._arms, _AT_ONCE.get(why, 0)
         self._arms += 1
         begun, problem, startup = time.monotonic(), "", 0.0
-        record = ArmRecord(number=number, features=tuple(sorted(arm)), why=why, server=self._servers, traced=traced)
+        record = ProbePass(number=number, features=tuple(sorted(arm)), why=why, server=self._servers, traced=traced)
         try:
             server, startup = self._server_for(arm)
             begun = time.monotonic()
-            with _tracing(server, record):
+            seeded = switched_on(server.engine, server.folder, Control(fault=fault)) if fault else nullcontext()
+            with seeded, tracing(server.engine, server.folder, record):
                 record = self._asked(server, arm, record, again)
         except EngineError as error:
             problem = error.found
@@ -197,12 +187,12 @@ class InvarianceSession:
         record = record.model_copy(
             update={"problem": problem, "seconds": time.monotonic() - begun, "startup_s": startup}
         )
-        self.folder.write(record)
-        if arm not in self.records:
+        record_pass(self.folder.path, record, self.folder.nonce)
+        if arm not in self.records and not fault:
             self.records[arm] = record
         return record
 
-    def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: int) -> ArmRecord:
+    def _asked(self, server: _Running, arm: Arm, record: ProbePass, again: int) -> ProbePass:
         known = self.plan.every
         base = self.records.get(BASE)
         answers = {reply.probe: reply.decode.tokens for reply in base.replies} if base else {}
@@ -218,37 +208,11 @@ class InvarianceSession:
         own = base_of(arm, known)
         against = {id_: self._passes.get(BASE if id_ in own else own) for id_ in arm}
         proofs = {id_: switched(known[id_], over, against[id_]) for id_ in sorted(arm)}
-        return record.model_copy(
-            update={
-                "server": server.number,
-                "replies": tuple(over.replies),
-                "texts": texts,
-                "seen": {id_: what for id_, (what, _) in proofs.items() if what},
-                "unseen": {id_: why for id_, (what, why) in proofs.items() if not what},
-            }
-        )
-
-    def _sensitivity(self) -> None:
-        """Ask the base's server with a seeded fault: a comparison that misses it proves nothing."""
-        assert self._server is not None
-        cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
-        arm, fault = (BASE, _COLD_FAULT) if cold else (_SENSITIVE, _FAULT)
-        record = ArmRecord(number=self._arms, features=tuple(arm), why="sensitivity", server=self._server.number)
-        self._arms += 1
-        begun, problem = time.monotonic(), ""
-        try:
-            with switched_on(self._server.engine, self._server.folder, Control(fault=fault)):
-                record = self._asked(self._server, arm, record, 0)
-            if not cold and not any(reply.cached_tokens for reply in record.replies):
-                problem = "no prefix came from the cache, and the fault needs a cached prefix"
-        except EngineError as error:
-            problem = error.found
-            self._stop()
-        self.folder.write(record.model_copy(update={"problem": problem, "seconds": time.monotonic() - begun}))
+        return answered(record, over, proofs).model_copy(update={"server": server.number, "texts": texts})
 
     def _server_for(self, arm: Arm) -> tuple[_Running, float]:
         """Return a server for an arm, and the seconds that it took to start, or 0 if it was running already."""
-        known = self.plan.known
+        known = self.plan.every
         features, sticky = server_of(arm, known), frozenset(id_ for id_ in arm if known[id_].stays)
         running = self._server
         if running is not None and running.features == features and running.stuck <= sticky:
@@ -263,7 +227,7 @@ class InvarianceSession:
         number, run, known = self._servers, self.plan.run, self.plan.every
         self._servers += 1
         flags: tuple[str, ...] = ()
-        environment = {RUN: self.folder.nonce, FAULTS: "1", FORCED: "1", TRACE: str(_TRACE_BYTES)}
+        environment = {RUN: self.folder.nonce, FAULTS: "1", **PROBED}
         for id_, feature in known.items():
             flags += feature.on if id_ in features else feature.off
             environment |= feature.environment if id_ in features else {}
@@ -311,12 +275,3 @@ class InvarianceSession:
             dtype=plan.dtype,
             lengths={probe.id: (len(probe.ids), probe.shared, probe.depth) for probe in plan.load.probes},
         )
-
-
-def _tracing(server: _Running, record: ArmRecord) -> AbstractContextManager[object]:
-    """Have a server trace the request that an arm is asked again for, within the context; do nothing for any other arm."""
-    if record.traced is None:
-        return nullcontext()
-    request = request_of(record.label, record.traced.probe)
-    traced = TracedRequest(request=request, until=record.traced.index - 1)
-    return switched_on(server.engine, server.folder, Control(trace=record.label, traced=traced))

@@ -16,7 +16,7 @@ from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
+from assay.harness.attention.matrix import OTHER_HEAD_DIMS, Case, cases
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
@@ -24,6 +24,7 @@ from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.checks.check import assert_correct
 from assay.harness.checks.check import check as check_and_read
 from assay.harness.checks.kernel_matrix import named
+from assay.harness.checks.observed import Reader
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.diagnose import STATE_KEPT
@@ -36,8 +37,24 @@ ORACLE = "assay.harness.attention.bugs.faults:rounded_oracle"
 TOP_LEFT = fault("mask-top-left")
 check = partial(check_and_read, read_out=0, calls=0)
 """What is read off a kernel is tested in test_observed.py, and what many more calls show where `calls` are given."""
+
+
+class Nothing(Reader):
+    """Has the conditions of a wrong kernel tried, and reads nothing."""
+
+    def wants(self, *_: object) -> bool:
+        return False
+
+
 SOME = 11
 """Every eleventh call shows a fault that depends on one axis of the design; an odd step, since values of an axis take turns."""
+
+
+def decode_cases(dtype: torch.dtype) -> list[Case]:
+    """Every fifth call of the design in decode, and all beyond it."""
+    return [case for n, case in enumerate(cases(("decode",), dtypes=[dtype])) if case.beyond or n % 5 == 0]
+
+
 pytestmark = pytest.mark.usefixtures("shared_hypotheses", "thin_matrix")
 
 
@@ -107,7 +124,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_bug_under_one_condition_is_reported_with_it(
     holds: Callable[[AttentionCall], bool], where: str, wrong: Kernel, kind: str
 ) -> None:
-    result = check(only_where(holds, wrong), cases=cases(("extend",))[::SOME], read_out=0.1)
+    result = check(only_where(holds, wrong), cases=cases(("extend",))[::SOME], read_out=Nothing())
     assert result.exit_code == ExitCode.REGRESSION
     assert result.tried is not None
     (said,) = re.findall(r"rong exactly where .*", message(result))
@@ -124,7 +141,7 @@ def test_what_raises_is_wrong_and_the_rest_is_still_reported(monkeypatch: pytest
             raise IndexError("block 3 out of range")
         return TOP_LEFT(call)
 
-    result = check(raises, phases=["extend"], dtypes=["float16"], read_out=0.1)
+    result = check(raises, phases=["extend"], dtypes=["float16"], read_out=Nothing())
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left", CONTRACT_BROKEN]
     assert "IndexError: block 3 out of range" in message(result)
@@ -166,8 +183,8 @@ def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Ex
     ids=["layer", "ratio", "not packed", "heads first", "inference", "no-grad"],
 )
 def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[AttentionCall], bool], where: str) -> None:
-    some = cases(("decode",), dtypes=[torch.float32])
-    result = check(only_where(holds, zero), cases=some, phases=["decode"], read_out=0.1)
+    some = decode_cases(torch.float32)
+    result = check(only_where(holds, zero), cases=some, phases=["decode"], read_out=Nothing())
     assert result.verdict == "regression"
     assert result.tried is not None
     assert words(result.tried.rule, result.tried.context) == where
@@ -272,7 +289,7 @@ def test_a_finding_names_no_layer_that_is_right() -> None:
     def scaled_by_layer(call: AttentionCall) -> Tensor:
         return rounded_oracle(call.with_spec(scale=call.scale / (call.layer + 1)))
 
-    result = check(scaled_by_layer, cases=cases(("decode",), dtypes=[torch.float32]), phases=["decode"])
+    result = check(scaled_by_layer, cases=decode_cases(torch.float32), phases=["decode"])
     assert result.verdict == "regression"
     assert not [finding.where for finding in result.findings if "layer 0" in finding.where]
 

@@ -27,7 +27,8 @@ def test_the_command_that_a_bench_cites_repeats_it(
     data = tmp_path / "questions.csv"
     data.write_text("Question,A,B,C,D,Answer,Subject\nWhy?,1,2,3,4,A,logic\n")
     flags: dict[str, Any] = {
-        "device": "cpu", "reference": "torch_native", "candidate": "torch_native", "model": "tiny",
+        "device": "cpu", "engine": "sglang", "reference_engine": "sglang", "candidate_engine": "sglang",
+        "reference": "torch_native", "candidate": "torch_native", "model": "tiny",
         "engine_arg": ("--page-size=16", "--chunked-prefill-size=64"), "latency_shapes": "short,64:8:16",
         "latency_concurrency": "2,8", "latency_seconds": 5.0, "latency_bound": 1.5, "data": str(data),
         "servers": "together", "startup_timeout": 60.0,

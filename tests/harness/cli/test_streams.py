@@ -107,7 +107,7 @@ def test_a_question_that_nobody_answers_is_no_regression(
     def ask(*_: object) -> None:
         typer.confirm("Write?")
 
-    monkeypatch.setattr("assay.harness.engines.sglang.catalog.sglang_backends", ask)
+    monkeypatch.setattr("assay.harness.engines.sglang.catalog.backends", ask)
     monkeypatch.setattr("sys.stdin", StringIO())
     monkeypatch.setattr("sys.argv", ["assay", "backends"])
     with pytest.raises(SystemExit) as ended:

@@ -18,8 +18,8 @@ import pytest
 from assay.harness.engines import client as client_module
 from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import Client, _read_answer, _read_stream, problem
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.remote import RemoteServer
-from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.bench_folder import Stream

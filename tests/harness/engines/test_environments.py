@@ -11,7 +11,7 @@ import pytest
 
 from assay.harness.engines import environments
 from assay.harness.errors import UsageError
-from assay.harness.sides import Side, treatment, without_secrets
+from assay.harness.sides import Side, profile_of, treatment, without_secrets
 from tests.harness.engines.wheels import wheel
 
 NUMBERS = "import fact, importlib.metadata as m, numpy; print(fact.VALUE, m.version('fact'), numpy.__version__ > '')"
@@ -148,7 +148,7 @@ def test_an_interpreter_without_assay_finds_its_plugin_and_nothing_else_of_this_
         "['assay.harness.engines.sglang.plugin:register'] 0.1.0 None"
     )
     with pytest.raises(UsageError, match="lacks numpy, pydantic, safetensors, torch, sglang"):
-        environments.check_interpreter(str(bare / "bin/python"), "sglang", "0.5.17")
+        environments.check_interpreter(str(bare / "bin/python"), profile_of("sglang"))
 
 
 def test_an_older_engine_and_a_python_that_does_not_run_are_refused(
@@ -157,7 +157,7 @@ def test_an_older_engine_and_a_python_that_does_not_run_are_refused(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     old = environments.python_of(side(wheel(tmp_path, "0.5.9", name="sglang")))
     with pytest.raises(UsageError, match=r"sglang 0\.5\.9 of .* is too old: it loads no plugins"):
-        environments.check_interpreter(old, "sglang", "0.5.17")
+        environments.check_interpreter(old, profile_of("sglang"))
     with pytest.raises(UsageError, match="does not run"):
         environments.interpreter(str(tmp_path / "no_python"))
 

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from assay.evals.probe_texts import CHATS
+from assay.harness.engines import served_fingerprint
 from assay.harness.engines.inside.control import read_setting
-from assay.harness.engines.sglang import served_fingerprint
-from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
+from assay.harness.engines.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 
 
 class Server:
     """A server of which `ranks` processes write their fingerprint, and which has ended if `dead`."""
+
+    kind = "sglang"
 
     def __init__(self, folder: Path, ranks: int, dead: bool = False) -> None:
         self.folder, self.ranks, self.dead = folder, ranks, dead

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import binom
 
-from assay.harness.engines.sglang import failures
+from assay.harness.engines import failures
 from assay.harness.ingest import sglang_log
 from assay.harness.ingest.result import CitedFinding, FileDocument
 from assay.harness.ingest.source_file import SourceFile

@@ -47,8 +47,8 @@ def test_a_warning_of_the_engine_beside_a_table_is_found(tmp_path: Path) -> None
         "INFO [x.py:1] Higher accuracy is better.\n"
     )
     (found,) = read(tmp_path, log + RUN.format("vllm") + HEAD + ROWS.format("0.6", "0.6")).findings
-    assert (found.id, [cite.first for cite in found.cites]) == ("accuracy-warned", [1, 2])
-    assert "may cause accuracy drop" in found.diagnosis
+    assert (found.id, [cite.first for cite in found.cites]) == ("accuracy-warned", [2, 1])
+    assert "uncalibrated q_scale" in found.diagnosis, "the worst comes first"
 
 
 @pytest.mark.parametrize(("task", "found"), [("mmlu", ["score-below-guessing"]), (" - law", []), ("gsm8k", [])])

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, TracedPlace
+from assay.harness.evidence.invariance import InvarianceFolder
+from assay.harness.evidence.probes import ProbePass, TracedPlace
 from assay.harness.evidence.trace import TraceHeader, write_pass, write_refusal
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
@@ -27,7 +28,7 @@ def unobserved(why: str) -> Statement:
     return state("inside-not-observed", why=why, said="")
 
 
-def write(folder: InvarianceFolder, record: ArmRecord, spoil: Spoil = lambda kept: None) -> None:
+def write(folder: InvarianceFolder, record: ProbePass, spoil: Spoil = lambda kept: None) -> None:
     """Write the trace of a pass: the same numbers each time, before they are spoiled."""
     generator, kept = torch.Generator().manual_seed(0), {}
     for layer in LAYERS:

@@ -5,9 +5,9 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.evidence.invariance import Scores
+from assay.harness.evidence.probes import Scores
 from assay.harness.judge.logits import merged_kl
-from assay.harness.judge.probe_scores import Bound, Distance, Measure, ProbePlace, accept_length, changed_probes, places
+from assay.harness.judge.probe_scores import Bound, Distance, Measure, ProbePlace, changed_probes, places
 
 
 def test_positions_are_compared_where_both_have_one(arm_records: ModuleType) -> None:
@@ -65,11 +65,6 @@ def test_distances_sum_up() -> None:
     assert not Bound(0.1, 1.0).holds(distance)
     assert not Bound(1.0, 0.1).holds(distance)
     assert Bound(0.2, 0.3).holds(distance)
-
-
-def test_accepted_tokens_a_pass(arm_records: ModuleType) -> None:
-    assert accept_length(arm_records.BASE) is None
-    assert accept_length(arm_records.arm("ngram", verifications=2)) == arm_records.DEPTH / 2
 
 
 def test_probes_with_a_position_out_of_bounds_differ(arm_records: ModuleType) -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Mask, Outputs
 from assay.harness.attention.declaration import declares
-from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
+from assay.harness.attention.oracle import log_sum_exp, sequences
 from assay.harness.attention.shapes import Shape
 from assay.harness.evidence.kernel_result import Property, Tried
 from assay.harness.localize.experiment import Experiments, contradicts, experiment
@@ -24,7 +25,7 @@ Wrong = Callable[[AttentionCall, int, int, int], bool]
 
 def zeros_where(wrong: Wrong) -> Callable[[AttentionCall], Tensor]:
     def kernel(call: AttentionCall) -> Tensor:
-        out = oracle(call).to(call.q.dtype)
+        out = rounded_oracle(call)
         for b, (q, k) in enumerate(sequences(call)):
             new = q.stop - q.start
             if wrong(call, b, new, k.stop - k.start - new):
@@ -117,7 +118,7 @@ def test_a_kernel_that_is_always_wrong_is_said_to_be() -> None:
 
 def test_nothing_is_said_where_wrongness_depends_on_the_numbers() -> None:
     def kernel(call: AttentionCall) -> Tensor:
-        out = oracle(call).to(call.q.dtype)
+        out = rounded_oracle(call)
         return torch.where(call.q[..., :1] > 0.9, 0, out)
 
     assert tried(kernel, EXTEND).tried is None
@@ -143,7 +144,7 @@ def test_a_kernel_is_asked_for_its_own_head_dims_and_dtypes_alone() -> None:
 def test_no_call_is_made_of_fewer_than_no_keys() -> None:
     @declares(features=("not_causal",))
     def kernel(call: AttentionCall) -> Tensor:
-        return torch.zeros_like(call.q) if call.features else oracle(call).to(call.q.dtype)
+        return torch.zeros_like(call.q) if call.features else rounded_oracle(call)
 
     found = tried(kernel, Place(Shape("extend", ((64, -62),), asked=("cross attention",)), 0), most=80)
     assert found.place is not None
@@ -156,7 +157,7 @@ def test_nothing_is_said_of_a_kernel_that_keeps_state() -> None:
     def kernel(call: AttentionCall) -> Tensor:
         """Is wrong the first time that it gets a call, and right the second."""
         known = float(call.q.double().sum())
-        out = oracle(call).to(call.q.dtype) if known in seen else faulty(call)
+        out = rounded_oracle(call) if known in seen else faulty(call)
         seen.add(known)
         return out
 
@@ -181,7 +182,7 @@ def test_the_part_of_a_sequence_that_is_wrong_is_said(
     wrong: Callable[[Tensor, AttentionCall], Tensor], said: str, part: str
 ) -> None:
     def kernel(call: AttentionCall) -> Tensor:
-        out = oracle(call).to(call.q.dtype)
+        out = rounded_oracle(call)
         wrong(out, call).zero_()
         return out
 
@@ -253,18 +254,18 @@ def test_where_no_rule_holds_on_all_calls_the_heads_and_dtype_of_the_base_are_he
 @declares(features=("lse", "window"))
 def lse_beyond_a_window(call: AttentionCall) -> Outputs:
     """Forgets the window in log-sum-exps."""
-    return Outputs(oracle(call).to(call.q.dtype), log_sum_exp(call.with_spec(mask=Mask())).float())
+    return Outputs(rounded_oracle(call), log_sum_exp(call.with_spec(mask=Mask())).float())
 
 
 def raises_in_batches(call: AttentionCall) -> Tensor:
     """Has no room for five sequences."""
     if len(call.lens_q) > 4:
         raise RuntimeError(f"a grid of {len(call.lens_q)}")
-    return oracle(call).to(call.q.dtype)
+    return rounded_oracle(call)
 
 
 def scales_q_in_decode(call: AttentionCall) -> Tensor:
-    out = oracle(call).to(call.q.dtype)
+    out = rounded_oracle(call)
     if call.phase == "decode":
         call.q.mul_(call.scale)
     return out
@@ -273,7 +274,7 @@ def scales_q_in_decode(call: AttentionCall) -> Tensor:
 def stores_whole_tiles(call: AttentionCall) -> Tensor:
     """Stores 16 rows where the batch has fewer."""
     out = torch.empty_like(call.q)
-    out.copy_(oracle(call).to(call.q.dtype))
+    out.copy_(rounded_oracle(call))
     rows = len(call.q)
     torch.as_strided(out, (max(rows, 16), *out.shape[1:]), out.stride(), out.storage_offset())[rows:] = 0
     return out

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from assay.harness.config import RunSpec
-from assay.harness.engines.sglang.launch import Launch, command
+from assay.harness.engines.launch import Launch
+from assay.harness.engines.sglang.launch import command
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings
 from assay.harness.run.plan import Plan, prepare

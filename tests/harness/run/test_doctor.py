@@ -64,6 +64,7 @@ def test_a_candidate_that_cannot_be_imported_is_not_called() -> None:
     assert "first-call" not in found
 
 
+@pytest.mark.sglang
 def test_without_a_candidate_the_engines_own_backends_are_examined() -> None:
     found = {one.id: one for one in examine(make_spec({}), candidate_named=False)}
     assert "torch_native" in found["candidate"].found
@@ -75,9 +76,9 @@ def test_without_sglang_and_without_a_gpu_the_rest_is_examined(monkeypatch: pyte
     def none() -> tuple[str, ...]:
         raise UsageError("SGLang is not installed.", "", "pip install sglang")
 
-    monkeypatch.setattr(catalog, "sglang_backends", none)
+    monkeypatch.setattr(catalog, "backends", none)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("assay.harness.engines.sglang.memory.available_bytes", lambda device: 0)
+    monkeypatch.setattr("assay.harness.engines.memory.available_bytes", lambda device: 0)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor, "missing_packages", lambda extra="": ["aiohttp"] if extra else [])
     found = examined(device="cuda", candidate="kernels_of_the_doctor:right")

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from assay.evals.tiny_model.families import SOURCE
-from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import PARTS

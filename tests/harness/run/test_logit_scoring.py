@@ -13,6 +13,8 @@ import pytest
 from rich.console import Console
 from scipy.special import log_softmax
 
+from assay.harness.engines.base import Score
+from assay.harness.engines.sglang.score import score as score_tokens
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item, Token
@@ -20,6 +22,7 @@ from assay.harness.judge.logits import LogitsComparison
 from assay.harness.judge.logits_suite import _compare_logits
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.logit_scoring import _PROMPT_TAIL, _TOP_K, SCORINGS, score
+from assay.harness.sides import Engine as EngineName
 from assay.harness.sides import Role
 
 VOCABULARY, END = 64, 63
@@ -30,6 +33,7 @@ PROMPTS = {"greedy-000": 40, "greedy-001": 18, "greedy-002": 60}
 class Model:
     """A server whose next-token distribution follows from the token before alone, and whose fault shows behind a cached prefix."""
 
+    kind: EngineName = "sglang"
     who, backend, label = "the server (stand-in)", "stand-in", "stand-in 1"
 
     def __init__(self, role: Role, shift: float = 0.0, radix: bool = True) -> None:
@@ -47,6 +51,9 @@ class Model:
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
         self.calls.append(path)
         return self._chat(body) if path.startswith("/v1") else self._generate(body)
+
+    def score(self, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
+        return score_tokens(self, ids, start, top_k, at)  # type: ignore[arg-type]
 
     def _chat(self, body: Mapping[str, Any]) -> Any:
         length = int(body["messages"][0]["content"])

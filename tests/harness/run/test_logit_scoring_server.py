@@ -14,9 +14,8 @@ from rich.console import Console
 from assay.evals.questions import prompt_hash
 from assay.evals.synthetic import BUILTIN_SEED, questions
 from assay.harness.engines.base import ChatRequest
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang.launch import Launch
-from assay.harness.engines.sglang.score import score
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
@@ -103,9 +102,9 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
             score_logits(server, items(), answers, folder, display, role, repeat)
         ids = read_logits(logits_path(folder, "reference", 0)).ids_of(0)
         server.flush_cache()
-        seen["cold"] = score(server, ids, 0, _TOP_K)
-        seen["start 0 once it is cached"] = score(server, ids, 0, _TOP_K)
-        seen["start 60 once it is cached"] = score(server, ids, 60, _TOP_K)
+        seen["cold"] = server.score(ids, 0, _TOP_K)
+        seen["start 0 once it is cached"] = server.score(ids, 0, _TOP_K)
+        seen["start 60 once it is cached"] = server.score(ids, 60, _TOP_K)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         with serve(tmp_path_factory.mktemp("candidate"), "candidate", "wrong_behind_a_prefix:kernel") as server:

@@ -47,7 +47,7 @@ def test_servers_that_run_elsewhere_need_no_gpu_here() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_by_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("assay.harness.engines.sglang.memory.available_bytes", lambda device: GIB)
+    monkeypatch.setattr("assay.harness.engines.memory.available_bytes", lambda device: GIB)
     spec = make_spec({"device": "cpu", "model": str(TINY_MODEL)})
     with pytest.raises(UsageError, match=r"does not fit: a server needs 3\.0 GiB, and 1\.0 GiB is free"):
         run(spec, tmp_path / "run")

@@ -20,8 +20,9 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.probes import switched_on
 from assay.harness.run.run_folder import open_folder
-from assay.harness.run.sensitivity import _AT_ONCE, _QUESTIONS, is_open, measure_sensitivity, switched_on
+from assay.harness.run.sensitivity import _AT_ONCE, _QUESTIONS, is_open, measure_sensitivity
 
 
 class Server:

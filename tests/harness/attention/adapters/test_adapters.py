@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.bugs.faults import rounded_oracle
-from assay.harness.attention.call import FEATURES, WITHOUT_LSE, AttentionCall, KernelRefused, Mask, tensor_of
+from assay.harness.attention.call import FEATURES, WITHOUT_LSE, AttentionCall, Kernel, KernelRefused, Mask, tensor_of
 from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.forms import feature_of
 from assay.harness.attention.matrix import Case, cases
@@ -28,15 +28,16 @@ from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.source import source_hashes
 from assay.harness.checks import kernel_jobs
-from assay.harness.checks.check import check
+from assay.harness.checks.check import check as check_repeatedly
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.pack import Source
-from assay.harness.localize import shrink
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import run_calls
 from assay.harness.localize.kernel_runs import measure
 
+check = partial(check_repeatedly, calls=0, repeats=0)
+FailingCases = Callable[[Kernel, Sequence[Case]], set[str]]
 SDPA = "torch.nn.functional:scaled_dot_product_attention"
 OF_FLASH_ATTN = ("window", "softcap", "lse", "padding", "not_causal")
 OF_PREFILL = ("window", "softcap", "lse", "not_causal")
@@ -209,7 +210,7 @@ def some_cases(name: str, feature: str = "") -> list[Case]:
 
 
 def test_sdpa_passes_a_check_of_some_calls() -> None:
-    result = check(SDPA, cases=some_cases(SDPA), calls=0)
+    result = check(SDPA, cases=some_cases(SDPA))
     assert (result.failing, result.findings, result.refused) == ((), (), ())
 
 
@@ -238,11 +239,12 @@ def test_a_wrong_function_is_named_and_its_test_calls_it(name: str, said: str) -
         ("signatures:UnplannedWindow", "window"),
     ],
 )
-def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(name: str, feature: str) -> None:
+def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(
+    name: str, feature: str, failing_cases: FailingCases
+) -> None:
     some = some_cases(name, feature)
-    result = check(name, cases=some, read_out=0)
-    assert result.exit_code == ExitCode.REGRESSION
-    assert all(feature in case.condition["asked for"] for case in some if case.name in result.failing)
+    failing = failing_cases(kernels.load(name), some)
+    assert {feature in case.condition["asked for"] for case in some if case.name in failing} == {True}
 
 
 @pytest.mark.interpreter
@@ -342,7 +344,7 @@ def of_stored(kernel: Any) -> list[Case]:
 
 def test_forms_that_a_signature_has_no_place_for_are_not_covered_and_forbid_no_pass() -> None:
     kernel = kernels.load(PAGED_DECODE)
-    result = check(PAGED_DECODE, cases=of_stored(kernel), calls=0)
+    result = check(PAGED_DECODE, cases=of_stored(kernel))
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     assert {"K and V in e4m3 per tensor", "K and V in e5m2 per tensor"} <= {*result.coverage.values["asked for"]}
     gaps = [gap.what for gap in result.coverage.gaps if not gap.why]
@@ -350,15 +352,16 @@ def test_forms_that_a_signature_has_no_place_for_are_not_covered_and_forbid_no_p
         assert f"stored_kv in {form}" in gaps
 
 
-def test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, failing_cases: FailingCases
+) -> None:
     function: Any = kernels.load(PAGED_DECODE).function  # type: ignore[attr-defined]
     computed = function._computed
     monkeypatch.setattr(function, "_computed", lambda self, q, kv, *asked: computed(self, q, kv, *asked[:2]))
     kernel = kernels.load(PAGED_DECODE)
     some = of_stored(kernel)
-    result = check(kernel, cases=some, calls=0, read_out=0)
-    assert result.exit_code == ExitCode.REGRESSION
-    assert {"K and V" in case.condition["asked for"] for case in some if case.name in result.failing} == {True}
+    failing = failing_cases(kernel, some)
+    assert {"K and V" in case.condition["asked for"] for case in some if case.name in failing} == {True}
 
 
 FORK, CACHE = "signatures:flash_attn_vllm", "signatures:kvcache_3"
@@ -433,15 +436,13 @@ def planned_so(wrapper: Any, function: Any, passed: dict[str, Any], is_so: Calla
 
 @pytest.mark.few(14)
 @pytest.mark.parametrize("called", CALLED)
-def test_a_function_that_is_wrong_in_a_call_that_engines_make_fails(called: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shrink, "_SECONDS", 0.0)
+def test_a_function_that_is_wrong_in_a_call_that_engines_make_fails(called: str, failing_cases: FailingCases) -> None:
     name, is_so = CALLED[called]
     function = kernels.load(name).function  # type: ignore[attr-defined]
     if not hasattr(function, "__wrapped__") and function.__name__ == "scaled_dot_product_attention":
         function = sdpa_in_python
     wrong = kernels.taking_calls("wrong", zeros_where(function, is_so))
-    result = check(wrong, cases=cases(dtypes=[torch.float32], declared=declaration(wrong))[::25], calls=0, read_out=0)
-    assert (result.exit_code, bool(result.failing)) == (ExitCode.REGRESSION, True)
+    assert failing_cases(wrong, cases(dtypes=[torch.float32], declared=declaration(wrong))[::25])
 
 
 @pytest.mark.parametrize("name", ["signatures:kvcache_2", "signatures:kvcache_3"])
@@ -470,7 +471,7 @@ def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passe
     declared = declaration(kernels.load(name))
     every = cases(dtypes=[torch.float32], declared=declared)
     assert len(every) == len(cases(dtypes=[torch.float32], declared=replace(declared, ways=())))
-    result = check(name, cases=every[::9], calls=0)
+    result = check(name, cases=every[::19])
     assert (result.exit_code, result.failing, result.findings) == (ExitCode.PASS, (), ())
     assert 0 < result.coverage.lses < result.computed
 
@@ -479,7 +480,9 @@ PAGES = {FORK: (16, 32), "signatures:flash_attn_2": (256, 512), "signatures:flas
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_function_meets_each_size_of_pages_that_it_takes_and_one_that_it_refuses_is_a_gap(name: str) -> None:
+def test_a_function_meets_each_size_of_pages_that_it_takes_and_one_that_it_refuses_is_a_gap(
+    name: str, failing_cases: FailingCases
+) -> None:
     """Its pages always had one size, and a function that was wrong with others passed."""
     function = kernels.load(name).function  # type: ignore[attr-defined]
     usual, other = PAGES[name]
@@ -491,8 +494,7 @@ def test_a_function_meets_each_size_of_pages_that_it_takes_and_one_that_it_refus
     some = cases(dtypes=[torch.float32], declared=declaration(wrong))[::25]
     said = {case.name: case.condition["with block table"] for case in some}
     assert {*said.values()} == {"no", f"pages of {usual} tokens", f"pages of {other} tokens"}
-    result = check(wrong, cases=some, calls=0, read_out=0)
-    assert {said[name] for name in result.failing} == {f"pages of {other} tokens"}
+    assert {said[name] for name in failing_cases(wrong, some)} == {f"pages of {other} tokens"}
 
     @functools.wraps(function)
     def refusing(*args: Any, **passed: Any) -> Any:
@@ -500,7 +502,7 @@ def test_a_function_meets_each_size_of_pages_that_it_takes_and_one_that_it_refus
             raise RuntimeError(f"page size must be {usual}")
         return function(*args, **passed)
 
-    result = check(kernels.taking_calls("refusing", refusing), cases=some, calls=0)
+    result = check(kernels.taking_calls("refusing", refusing), cases=some)
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     assert f"with block table: pages of {other} tokens" in [gap.what for gap in result.coverage.gaps]
     assert f"pages of {other} tokens" not in result.coverage.values["with block table"]
@@ -513,7 +515,7 @@ def test_the_matrix_of_a_runs_model_is_called_as_engines_call_it() -> None:
 
 
 def test_parameters_that_no_call_passes_are_listed_as_not_covered() -> None:
-    [gap] = [gap for gap in check(FORK, cases=some_cases(FORK), calls=0).coverage.gaps if "alibi_slopes" in gap.what]
+    [gap] = [gap for gap in check(FORK, cases=some_cases(FORK)).coverage.gaps if "alibi_slopes" in gap.what]
     assert {"deterministic", "scheduler_metadata", "mask_mod"} < set(gap.what.removeprefix("parameters ").split(", "))
     assert not {"out", "block_table", "softmax_scale", "seqused_k", "return_softmax_lse"} & set(gap.what.split(", "))
     assert gap.why == "no call passes them"
@@ -527,7 +529,7 @@ def test_a_way_that_a_function_says_it_lacks_is_a_gap_and_not_a_fault() -> None:
         )
 
     kernel = kernels.taking_calls("mine", mine)
-    result = check(kernel, cases=cases(dtypes=[torch.float32], declared=declaration(kernel))[::9], calls=0)
+    result = check(kernel, cases=cases(dtypes=[torch.float32], declared=declaration(kernel))[::9])
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     whys = {gap.what: gap.why for gap in result.coverage.gaps if gap.what.startswith("with block table: ")}
     assert whys == dict.fromkeys((f"with block table: pages of {n} tokens" for n in (256, 512)), "paged KV not supported on SM 8.0")

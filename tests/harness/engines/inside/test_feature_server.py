@@ -22,7 +22,7 @@ from assay.harness.checks.replay import replay
 from assay.harness.conditions import PHASES
 from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.inside.control import RECORD, SHADOW, Control, set_control, substituted_calls, write_now
-from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors

@@ -19,6 +19,7 @@ from assay.harness.engines.inside.kernel_tracer import KernelTracer, _kernels_in
 from assay.harness.engines.sglang.meter import watch
 from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace, passes_of
 
+pytestmark = pytest.mark.sglang
 CALL = call_of([(20, 0)], heads=(2, 2), head_dim=64, dtype=torch.float16, device="cpu")
 
 

@@ -17,8 +17,8 @@ from assay.evals.synthetic import questions
 from assay.harness.attention.oracle import oracle
 from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.inside.control import RECORD, SHADOW, TRACE, Control, set_control, substituted_calls, write_now
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_table import elements, relative_l1

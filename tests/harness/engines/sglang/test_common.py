@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang.common import _common_settings, agree, resolved_arguments
-from assay.harness.engines.sglang.launch import Launch, command
+from assay.harness.engines.sglang.launch import command
 from assay.harness.errors import EngineError
 from assay.harness.sides import Role
 

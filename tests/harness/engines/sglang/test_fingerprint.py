@@ -23,6 +23,8 @@ from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
 from tests.harness.fingerprint.models import write_model
 
+pytestmark = pytest.mark.sglang
+
 
 def table(theta: float, rows: int = 512, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
     frequencies = theta ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)

@@ -13,6 +13,8 @@ from assay.harness.engines.sglang import graph_passes
 from assay.harness.engines.sglang.graph_passes import _watch_runner, graphs_of, served_batch, watch_graphs
 from assay.harness.evidence.counters import REPLAYS, read_counters
 
+pytestmark = pytest.mark.sglang
+
 
 @pytest.fixture(autouse=True)
 def no_observers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from assay.harness.engines.inside.truth_sums import check_stored
 from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, layer_number, number_layers, spec_of
 
+pytestmark = pytest.mark.sglang
 HEADS, KV_HEADS, DIM, SLOTS, LATENT, ROPE = 4, 2, 8, 64, 16, 4
 
 

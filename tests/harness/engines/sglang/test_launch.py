@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from assay.harness.engines.sglang.launch import STAND_INS, Launch, command, settings, shell_line
+from assay.harness.engines.launch import Launch, shell_line
+from assay.harness.engines.sglang.launch import STAND_INS, command, settings
 from assay.harness.errors import UsageError
 
 

@@ -173,6 +173,7 @@ def test_nothing_global_of_sglang_stays_changed(planted: list[dict[str, Any]]) -
     assert planted[-1] == {"arguments": False, "parallel": {}, "forward context": False, "gradients off": False}
 
 
+@pytest.mark.sglang
 def test_an_sglang_without_its_test_kit_is_named_and_no_bug_of_assay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_kernel, "_KIT", "sglang.no_such_kit.common")
     native_kernel._sglang.cache_clear()

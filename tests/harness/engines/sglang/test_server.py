@@ -21,10 +21,10 @@ import pytest
 
 from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.guardian import _shared_files
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import server as sglang
 from assay.harness.engines.sglang.arguments import differences
-from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Answer

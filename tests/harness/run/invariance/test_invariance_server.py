@@ -32,10 +32,11 @@ def compared(out: Path, fault: str = "") -> InvarianceResult:
 def test_honest_servers_are_clean(tmp_path: Path) -> None:
     result = compared(tmp_path / "out")
     assert result.verdict == "pass", headline(result)
-    assert {feature.id: feature.arms > 0 for feature in result.features if not feature.not_covered} == dict.fromkeys(FEATURES, True)
+    assert {id_ for arm in result.arms for id_ in arm.seen} == set(FEATURES) == set(result.features)
+    assert not result.not_covered, "what was not asked for is not listed"
     assert result.servers <= 3
     assert "assay invariance" in result.command
-    assert os.listdir(tmp_path / "out" / "arms")
+    assert os.listdir(tmp_path / "out" / "probes")
 
 
 def test_a_seeded_fault_is_found_and_reduced(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from assay.harness.engines.sglang.features import Feature
-from assay.harness.evidence.invariance import ArmRecord, Scores
-from assay.harness.judge.invariance_arms import BASE
-from assay.harness.judge.invariance_outcome import ArmJudge, bounds, factor, floor_of, outcome, widened
-from assay.harness.judge.probe_scores import Bound, Measure
+from assay.harness.evidence.probes import ProbePass, Scores
+from assay.harness.judge.invariance_arms import BASE, ArmJudge
+from assay.harness.judge.probe_outcome import accept_length, outcome
+from assay.harness.judge.probe_scores import Bound, Measure, bounds, factor, floor_of
 from assay.harness.statement import state
 
 Limits = dict[Measure, Bound]
@@ -67,7 +67,7 @@ def test_the_floor_widens_the_bound(arm_records: ModuleType) -> None:
     assert alone["decode"] != alone["prefill"]
 
 
-def noisy(arm_records: ModuleType, rng: Any, flips: float, flip: float, wrong: float = 0.0) -> ArmRecord:
+def noisy(arm_records: ModuleType, rng: Any, flips: float, flip: float, wrong: float = 0.0) -> ProbePass:
     """Make an arm of 21 probes with the noise of half precision, and of experts that flip; one probe differs further."""
     lengths = [*range(8, 26), 100, 120, 128]
     replies = []
@@ -78,7 +78,7 @@ def noisy(arm_records: ModuleType, rng: Any, flips: float, flip: float, wrong: f
         joined = {name: sum((getattr(row, name) for row in rows), ()) for name in ("own", "ids", "logprobs")}
         scores = Scores(first=1, tokens=tuple(range(length)), **joined)
         replies.append(arm_records.reply(f"{n}+8", prefill=scores, decode=scores))
-    return cast("ArmRecord", arm_records.arm("batch").model_copy(update={"replies": tuple(replies)}))
+    return cast("ProbePass", arm_records.arm("batch").model_copy(update={"replies": tuple(replies)}))
 
 
 @pytest.mark.parametrize(("flips", "flip"), [(0.0, 0.0), (0.02, 0.15), (0.01, 0.4)], ids=["dense", "experts", "far experts"])
@@ -110,10 +110,11 @@ def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType,
     known = {"kernel": Feature("kernel", "", cost="another kernel"), "batch": Feature("batch", "")}
     for dtype, shift in (("float32", 1e-3), ("bfloat16", 2e-2)):
         record = arm_records.arm("kernel", prefill=shift)
-        assert outcome(arm_records.BASE, record, widened(limits, ["kernel"], known, dtype)).state == "same"
-        assert outcome(arm_records.BASE, record, widened(limits, ["batch"], known, dtype)).state == "differs"
+        judge = ArmJudge({BASE: arm_records.BASE}, limits, known, dtype)
+        assert judge.outcome(record).state == "same"
+        assert judge.outcome(arm_records.arm("batch", prefill=shift)).state == "differs"
     wrong = arm_records.arm("kernel", prefill=0.3)
-    assert outcome(arm_records.BASE, wrong, widened(limits, ["kernel"], known, "bfloat16")).state == "differs"
+    assert judge.outcome(wrong).state == "differs"
 
 
 def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: ModuleType, limits: Limits) -> None:
@@ -184,7 +185,7 @@ def cut(scores: Scores, count: int) -> Scores:
     return scores.model_copy(update={name: getattr(scores, name)[:count] for name in ("tokens", "own", "ids", "logprobs")})
 
 
-def changed(record: ArmRecord, **fields: Any) -> ArmRecord:
+def changed(record: ProbePass, **fields: Any) -> ProbePass:
     """Change a reply's fields, in the last of an arm's probes."""
     *replies, last = record.replies
     return record.model_copy(update={"replies": (*replies, last.model_copy(update=fields))})
@@ -215,7 +216,7 @@ def test_what_is_not_compared_whole_shows_nothing(
 def test_another_token_is_a_difference_unless_at_a_tie_that_drafts_decided(
     arm_records: ModuleType, limits: Limits, passes: int
 ) -> None:
-    def wrote(token: int, gap: float) -> ArmRecord:
+    def wrote(token: int, gap: float) -> ProbePass:
         rows = ((-1.0, -1.0 - gap, -3.0),) * arm_records.DEPTH
         scores = arm_records.scores(arm_records.PROMPT, arm_records.DEPTH)
         other = scores.model_copy(update={"tokens": (7, 7, token, 7, 7, 7), "logprobs": rows})
@@ -253,12 +254,13 @@ def test_deterministic_kernels_allow_no_bit_of_difference_in_a_batch(arm_records
     exact = Feature("exact", "", on=("--exact",), cost="a base of its own")
     known = {"exact": exact, "batch": Feature("batch", "", bitwise=True), "page": Feature("page", "", on=("--page",))}
     base, batched = arm_records.arm("exact"), arm_records.arm("exact", "batch", decode=1e-6)
-    assert outcome(base, batched, widened(limits, batched.features, known, "float32")).state == "differs"
-    assert outcome(base, arm_records.arm("exact", "batch"), widened(limits, batched.features, known, "float32")).state == "same"
-    assert outcome(base, batched, widened(limits, ["exact", "page"], known, "float32")).state == "same", (
-        "other pages may round otherwise"
-    )
-    assert (
-        outcome(arm_records.BASE, arm_records.arm("exact", prefill=1e-3), widened(limits, ["exact"], known, "float32")).state
-        == "same"
-    )
+    judge = ArmJudge({BASE: base, frozenset({"exact"}): base}, limits, known, "float32")
+    assert judge.outcome(batched).state == "differs"
+    assert judge.outcome(arm_records.arm("exact", "batch")).state == "same"
+    assert judge.outcome(arm_records.arm("exact", "page", decode=1e-6)).state == "same", "other pages may round otherwise"
+    assert judge.outcome(arm_records.arm("exact", prefill=1e-3)).state == "same"
+
+
+def test_accepted_tokens_a_pass(arm_records: ModuleType) -> None:
+    assert accept_length(arm_records.BASE) is None
+    assert accept_length(arm_records.arm("ngram", verifications=2)) == arm_records.DEPTH / 2

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines.sglang.failures import CAUSES, ended, read
+from assay.harness.engines import registry
+from assay.harness.engines.failures import CAUSES, ended, read
 
-LOGS = Path(__file__).parents[3] / "data" / "server_failures"
+LOGS = Path(__file__).parents[2] / "data" / "server_failures"
 EXPECTED = tomllib.loads((LOGS / "expected.toml").read_text())
 SILENT = "silent"
 """The log of a server that was killed before it could say anything."""
@@ -29,12 +30,13 @@ def test_the_line_that_names_the_cause_is_found_with_one_remedy(name: str) -> No
 def test_every_log_is_expected_and_every_cause_has_one() -> None:
     assert {path.stem for path in LOGS.glob("*.log")} == EXPECTED.keys()
     assert len(EXPECTED) >= 36
-    known = {cause for cause, _, _ in CAUSES} | {"kernel"}
+    known = {cause for cause, _, _ in (*registry.failures("sglang").CAUSES, *CAUSES)} | {"kernel"}
     assert known - {one["cause"] for one in EXPECTED.values()} == {"stopped"}, "a SIGTERM leaves no log of its own"
 
 
 def test_a_server_that_ended_itself_says_why_and_not_only_how() -> None:
     error = ended(
+        "sglang",
         "the candidate server (x)",
         "was killed by SIGKILL",
         "during start-up",
@@ -52,7 +54,7 @@ def test_a_server_that_ended_itself_says_why_and_not_only_how() -> None:
 def test_settings_and_survived_lines_are_not_the_cause_of_a_kill() -> None:
     settings = "[2026-11-22 10:00:01] server_args={'abort_timeout': 5, 'custom_sigquit_handler': None}"
     for log in (f"{settings}\n[2026-11-22 10:00:02] error: a request failed\n", (LOGS / "silent.log").read_text()):
-        error = ended("the server", "was killed by SIGKILL", "after it was ready", log, "")
+        error = ended("sglang", "the server", "was killed by SIGKILL", "after it was ready", log, "")
         assert error.found == "the server was killed by SIGKILL after it was ready."
         assert error.cause == "killed"
         assert error.details == "It was killed by SIGKILL after it was ready.\n"
@@ -71,14 +73,14 @@ def test_settings_and_survived_lines_are_not_the_cause_of_a_kill() -> None:
 def test_a_signal_without_a_word_is_a_known_cause(how: str, cause: str, do: str) -> None:
     survived = "Traceback (most recent call last):\n  File\nModuleNotFoundError: No module named 'optional'\n"
     for log in ("", survived):
-        error = ended("the server", how, "during start-up", log, "")
+        error = ended("sglang", "the server", how, "during start-up", log, "")
         assert (error.found, error.cause) == (f"the server {how} during start-up.", cause)
         assert do in error.do
 
 
 def test_a_process_that_ended_without_a_word_is_named_with_how() -> None:
     log = "[2026-11-22 10:00:01] INFO: ready\nno licence for this kernel\n"
-    error = ended("the server", "exited with status 0", "after it was ready", log, "", process="scheduler")
+    error = ended("sglang", "the server", "exited with status 0", "after it was ready", log, "", process="scheduler")
     how = 'its process scheduler exited with status 0, after it wrote "no licence for this kernel".'
     assert error.found == f"the server failed after it was ready: {how}"
     assert error.cause == "exit"
@@ -89,11 +91,11 @@ def test_a_kill_while_the_system_ran_out_of_memory_is_said_to_be_that() -> None:
     logs = {"the server was killed": "silent", "its scheduler was killed": "scheduler_killed"}
     for said, name in logs.items():
         log = (LOGS / f"{name}.log").read_text()
-        error = ended("the server", "was killed by SIGKILL", "after it was ready", log, "", out_of_memory=True)
+        error = ended("sglang", "the server", "was killed by SIGKILL", "after it was ready", log, "", out_of_memory=True)
         assert "the system ran out of memory and killed it" in error.found, said
         assert (error.cause, "dmesg" in error.do) == ("out-of-memory", False)
     log = (LOGS / "gpu_memory.log").read_text()
-    error = ended("the server", "was killed by SIGKILL", "after it was ready", log, "", out_of_memory=True)
+    error = ended("sglang", "the server", "was killed by SIGKILL", "after it was ready", log, "", out_of_memory=True)
     assert error.cause == "gpu-memory", "what it said itself counts more"
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from assay.evals.invariance_load import ProbeLoad, probe_load
+from assay.evals.probes import ProbeLoad, probe_load
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.judge.invariance_arms import Arm
-from assay.harness.run.invariance.asking import AskedArm, ask
+from assay.harness.run.probes import AskedArm, ask
 
 LOAD = ProbeLoad(probe_load("cpu", 4096, 97).prefix, probe_load("cpu", 4096, 97).probes[:2])
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from assay.evals.tiny_model.families import SOURCE
-from assay.harness.engines.sglang.weight_places import place_of
+from assay.harness.fingerprint.weight_places import place_of
 
 HIDDEN, HEAD, HEADS, KV_HEADS, INNER, VOCABULARY, EXPERTS = 32, 8, 8, 2, 48, 600, 4
 AT = "model.layers.0"

@@ -7,59 +7,59 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.harness.engines.sglang.launch import CUDA_MEM_FRACTION
 from assay.harness.errors import UsageError
-from assay.harness.sides import Device, flag_values
+from assay.harness.sides import Device, MemoryProfile, Side, flag_values, profile_of
 
 GIB = 1024**3
-# The three processes of a CPU server take about 2 GiB (measured, SGLang 0.5.23); one more is for the KV cache and activations.
-_CPU_SERVER_BYTES = 3 * GIB
-# bf16 weights become fp32 (twice the bytes), and half of them exist a second time while they are loaded.
-_CPU_MODEL_COPIES = 2.5
-# CUDA context and activations lie outside --mem-fraction-static.
+# CUDA context and activations lie outside a server's share.
 _CUDA_OUTSIDE_FRACTION = 0.1
 # The part of a server's share that remains for the KV cache.
 _CUDA_KV_BYTES = 1 * GIB
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def hold_both(
-    device: Device, model_bytes: int | None, available_bytes: int, mem_fraction: float = CUDA_MEM_FRACTION
-) -> bool:
-    """Return True if two servers of the same model fit side by side.
+def hold_both(device: Device, sides: Sequence[Side], sizes: Sequence[int | None], available_bytes: int) -> bool:
+    """Return True if two servers fit side by side.
 
     Args:
-        model_bytes: bytes of the weights on disk, or None if unknown, which counts as too large.
-        mem_fraction: a CUDA server's ``--mem-fraction-static``.
+        sides: both sides.
+        sizes: for each, the bytes of its weights on disk, or None if unknown, which counts as too large.
+        available_bytes: free memory of the device.
+
+    Raises:
+        UsageError: the share of the GPU that a side's flags name is not a number.
     """
-    if model_bytes is None:
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
         return False
+    needed = [one_server_bytes(profile_of(s.engine).memory, device, size) for s, size in zip(sides, known, strict=True)]
     if device == "cpu":
-        return 2 * one_server_bytes(device, model_bytes) <= available_bytes
-    shares_fit = 2 * mem_fraction + _CUDA_OUTSIDE_FRACTION <= 1
+        return sum(needed) <= available_bytes
+    share = max(mem_fraction(side) for side in sides)
     # The second server takes its share of what the first one leaves.
-    return shares_fit and one_server_bytes(device, model_bytes) <= mem_fraction * (1 - mem_fraction) * available_bytes
+    return 2 * share + _CUDA_OUTSIDE_FRACTION <= 1 and max(needed, default=0) <= share * (1 - share) * available_bytes
 
 
-def one_server_bytes(device: Device, model_bytes: int) -> float:
+def one_server_bytes(memory: MemoryProfile, device: Device, model_bytes: int) -> float:
     """Estimate the least bytes that a server needs for a model with this many bytes of weights; on CUDA, inside its share."""
     if device == "cpu":
-        return _CPU_SERVER_BYTES + _CPU_MODEL_COPIES * model_bytes
+        return memory.server_bytes + memory.model_copies * model_bytes
     return model_bytes + _CUDA_KV_BYTES
 
 
-def mem_fraction(engine_args: Sequence[str]) -> float:
-    """Return a CUDA server's ``--mem-fraction-static``: the user's, or assay's own.
+def mem_fraction(side: Side) -> float:
+    """Return a CUDA server's share of the GPU's memory: the user's, or assay's own.
 
     Raises:
         UsageError: the user's is not a number.
     """
-    value = flag_values(tuple(engine_args)).get("--mem-fraction-static", str(CUDA_MEM_FRACTION))
+    memory = profile_of(side.engine).memory
+    value = flag_values(side.flags).get(memory.share_flag, str(memory.share))
     try:
         return float(value)
     except ValueError:
         raise UsageError(
-            f"--mem-fraction-static is {value!r}.", "a number between 0 and 1", "correct --engine-arg"
+            f"{memory.share_flag} is {value!r}.", "a number between 0 and 1", "correct --engine-arg"
         ) from None
 
 

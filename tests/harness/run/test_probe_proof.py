@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from assay.evals.invariance_load import Probe
+from assay.evals.probes import Probe
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.evidence.counters import Admission
-from assay.harness.run.invariance.proof import Pass, shown
+from assay.harness.run.probe_proof import Pass, shown
 
 CPU, CUDA = features_of("cpu"), features_of("cuda")
 PROBES = (Probe("0+5", (1,) * 5, 0, 8), Probe("32+9", (1,) * 41, 32, 8))
@@ -148,4 +148,4 @@ def test_a_retracted_request_is_no_prompt_that_was_split(over: Pass) -> None:
         assert shown(CPU["chunked-prefill"], admitted) == ("", "no prompt was split")
     both = [admission(("a:32+9", 32, 0)), admission(("a:32+9", 32, 0)), admission(("a:32+9", 9, 32))]
     seen, _ = shown(CPU["chunked-prefill"], replace(over, admissions=both, arguments=resolved))
-    assert seen.endswith("1 prompts were split, into up to 2 chunks")
+    assert seen.endswith("1 prompt split, into up to 2 chunks")

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.evals.invariance_load import Probe
+from assay.evals.probes import Probe
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.counters import Admission
-from assay.harness.evidence.invariance import ProbeReply
+from assay.harness.evidence.probes import ProbePass, ProbeReply
+from assay.harness.text import counted
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,13 @@ def switched(feature: Feature, over: Pass, base: Pass | None) -> tuple[str, str]
     if on and base is not None and (too := shown(feature, base)[0]):
         return "", f"the base has it too: {too}; remove the engine's own flag that sets it"
     return on, why
+
+
+def answered(record: ProbePass, over: Pass, proofs: Mapping[str, tuple[str, str]]) -> ProbePass:
+    """Return the record of a pass with its replies and, by feature, the proof that it was on, or the reason why there is none."""
+    seen = {id_: proof for id_, (proof, _) in proofs.items() if proof}
+    unseen = {id_: why for id_, (proof, why) in proofs.items() if not proof}
+    return record.model_copy(update={"replies": tuple(over.replies), "seen": seen, "unseen": unseen})
 
 
 def shown(feature: Feature, over: Pass) -> tuple[str, str]:
@@ -132,8 +140,11 @@ def _streamed(over: Pass) -> _Seen:
     return _seen(most > 1, f"answers came in up to {most} pieces", "every answer came in one piece")
 
 
-def _chunked(over: Pass) -> _Seen:
-    """Count chunks: batches that continue where the previous one ended inside the prompt. A retracted request starts elsewhere."""
+def split(over: Pass) -> str:
+    """Say how many prompts were prefilled in chunks, or return an empty string.
+
+    A chunk is a batch that continues where the previous one ended inside the prompt. A retracted request starts elsewhere.
+    """
     lengths = {probe.id: len(probe.ids) for probe in over.probes}
     running: dict[str, int] = {}
     pieces: dict[str, int] = {}
@@ -144,9 +155,12 @@ def _chunked(over: Pass) -> _Seen:
             running[rid] = running[rid] + 1 if goes_on else 1
             pieces[rid] = max(pieces.get(rid, 1), running[rid])
             ends[rid] = prefix + new
-    split = [count for count in pieces.values() if count > 1]
-    said = f"{len(split)} prompts were split, into up to {max(split, default=0)} chunks"
-    return _seen(split, said, "no prompt was split")
+    chunks = [count for count in pieces.values() if count > 1]
+    return f"{counted(len(chunks), 'prompt')} split, into up to {max(chunks)} chunks" if chunks else ""
+
+
+def _chunked(over: Pass) -> _Seen:
+    return split(over), "no prompt was split"
 
 
 def _said(feature: str, why: str) -> Callable[[Pass], _Seen]:
@@ -202,7 +216,7 @@ def _speculated(over: Pass) -> _Seen:
 
 
 def _probe_of(rid: str) -> str:
-    """Return the probe that a request's id names (`assay.harness.run.invariance.asking`), also for an earlier turn."""
+    """Return the probe that a request's id names (`assay.harness.run.probes`), also for an earlier turn."""
     return [*rid.split(":"), ""][1]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.evals.invariance_load import ProbeLoad, probe_load
+from assay.evals.probes import ProbeLoad, probe_load
 from assay.harness.config import INVARIANCE_FLAGS, RunSpec
 from assay.harness.engines.model import configuration, model_shape
 from assay.harness.engines.sglang.features import Feature, features_of
@@ -41,7 +41,7 @@ class InvariancePlan:
         run: backend, model, device and engine flags.
         known: the features that arms toggle, by id.
         every: all features that can be toggled here; those that no arm toggles are off.
-        not_covered: features that cannot be toggled here, with the reason by id.
+        not_covered: features that cannot be toggled here, with the reason by id, or none if features were named.
         arms: in the order in which they run, without the base.
         mode: how they were chosen.
         minutes: how long to run arms, or 0 for no limit. Failing arms are then reduced without a limit.
@@ -143,7 +143,7 @@ def plan_invariance(
         run=run,
         known=known,
         every={id_: feature for id_, feature in every.items() if id_ not in reasons},
-        not_covered=reasons | {id_: "not asked for" for id_ in every if id_ not in known and id_ not in reasons},
+        not_covered={} if asked else reasons,
         arms=tuple(_with_bases(_arms(known, asked, mode), known)),
         mode=mode,
         minutes=minutes,

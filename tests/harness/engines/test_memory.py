@@ -2,11 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines.sglang import memory
-from assay.harness.engines.sglang.memory import GIB, available_bytes, hold_both, mem_fraction, model_bytes
+from assay.harness.engines import memory
+from assay.harness.engines.memory import GIB, available_bytes, hold_both, mem_fraction, model_bytes
 from assay.harness.errors import UsageError
+from assay.harness.sides import Side
 
 TINY = 8 * 1024**2
+SGLANG, VLLM = Side(backend="triton"), Side(engine="vllm", backend="CPU_ATTN")
+
+
+def with_share(share: str) -> Side:
+    return Side(backend="triton", flags=(f"--mem-fraction-static={share}",))
 
 
 @pytest.mark.parametrize(
@@ -22,13 +28,20 @@ TINY = 8 * 1024**2
     ],
 )
 def test_both_servers_are_held_if_memory_suffices(device: str, weights: int, available: int, both: bool) -> None:
-    assert hold_both(device, weights, available) is both  # type: ignore[arg-type]
+    assert hold_both(device, [SGLANG] * 2, [weights] * 2, available) is both  # type: ignore[arg-type]
 
 
 def test_unknown_sizes_and_large_fractions_leave_no_room_for_a_second_server() -> None:
-    assert not hold_both("cpu", None, 10**15)
-    assert hold_both("cuda", TINY, 139 * GIB, mem_fraction=0.45)
-    assert not hold_both("cuda", TINY, 139 * GIB, mem_fraction=0.5)
+    assert not hold_both("cpu", [SGLANG] * 2, [None, TINY], 10**15)
+    assert hold_both("cuda", [with_share("0.45"), SGLANG], [TINY] * 2, 139 * GIB)
+    assert not hold_both("cuda", [SGLANG, with_share("0.5")], [TINY] * 2, 139 * GIB)
+
+
+def test_each_engine_takes_what_it_takes() -> None:
+    assert hold_both("cpu", [SGLANG, VLLM], [TINY] * 2, int(5.1 * GIB))
+    assert not hold_both("cpu", [SGLANG, SGLANG], [TINY] * 2, int(5.1 * GIB))
+    assert not hold_both("cpu", [SGLANG, VLLM], [TINY] * 2, 5 * GIB), "3 and 2 GiB before any model"
+    assert mem_fraction(Side(engine="vllm", backend="FLASH_ATTN", flags=("--gpu-memory-utilization=0.3",))) == 0.3
 
 
 @pytest.mark.parametrize(
@@ -42,9 +55,9 @@ def test_unknown_sizes_and_large_fractions_leave_no_room_for_a_second_server() -
     ],
 )
 def test_memory_fraction(engine_args: tuple[str, ...], expected: float) -> None:
-    assert mem_fraction(engine_args) == expected
+    assert mem_fraction(Side(backend="triton", flags=engine_args)) == expected
     with pytest.raises(UsageError, match="'much'"):
-        mem_fraction((*engine_args, "--mem-fraction-static=much"))
+        mem_fraction(Side(backend="triton", flags=(*engine_args, "--mem-fraction-static=much")))
 
 
 def test_model_bytes_counts_weights_only(tmp_path: Path) -> None:

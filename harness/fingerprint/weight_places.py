@@ -1,19 +1,28 @@
-"""The part of a whole parameter that an SGLang process holds, according to the layer that loaded it.
+"""The part of a whole parameter that a process of an engine holds, according to the layer that loaded it.
 
-Only parameters filled by the own loaders of SGLang's layers are known, and only in the layout in which they load. Parameters that a
-model slices itself, a quantisation or a kernel packs, or an expert map moves have no place, and are compared without one.
+SGLang's layers descend from vLLM's and have their names. Only parameters filled by the own loaders of these layers are known, and
+only in the layout in which they load. Parameters that a model slices itself, a quantisation or a kernel packs, or an expert map
+moves have no place, and are compared without one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from assay.harness.fingerprint.weights import Piece, WeightPlace
+from assay.harness.evidence.fingerprint import Weight
+from assay.harness.fingerprint.weights import Piece, WeightPlace, describe_weight
 
-_LAYERS = "sglang.srt.layers."
+_LAYERS = ("sglang.srt.layers.", "vllm.model_executor.layers.")
+# Parameters that engines must keep in float32, by their names. A bias of the router's own product has the dtype of the
+# model.
+_KEPT = {
+    "router bias": re.compile(r"e_score_correction_bias$"),
+    "decay of a state": re.compile(r"A_log$"),
+}
 # Methods that keep the layout of the checkpoint, unless `_packed` says otherwise.
 _AS_LOADED = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"}
 # Attributes of the method of experts that name kernels with a special layout.
@@ -21,6 +30,17 @@ _OTHER_ORDER = (
     "use_triton_kernels", "use_flashinfer_cutlass", "use_flashinfer_trtllm_moe", "use_deep_gemm", "load_up_proj_weight_first",
     "w13_swiglu_interleaved",
 )  # fmt: skip
+
+
+def weights_of(model: Any, in_order: bool) -> tuple[Weight, ...]:
+    """Describe all parameters of a model; `in_order` as in `place_of`."""
+    described = []
+    for name, parameter in model.named_parameters():
+        kept = next((why for why, pattern in _KEPT.items() if pattern.search(name)), "")
+        path, _, attribute = name.rpartition(".")
+        place = place_of(model.get_submodule(path), attribute, parameter, in_order)
+        described.append(describe_weight(name, parameter, kept, place))
+    return tuple(described)
 
 
 def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> WeightPlace | None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay.evals.invariance_load import CHUNK, DEPTH, PAGE, ProbeLoad, probe_load
+from assay.evals.probes import CHUNK, DEPTH, PAGE, ProbeLoad, probe_load
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -1,4 +1,4 @@
-"""The fingerprint of a running SGLang server: written by its processes when the control asks, with the tokens that it reports."""
+"""The fingerprint of a running server: written by its processes when they are asked, with the tokens that it reports."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ from assay.harness.text import one_line
 _WAIT_S = 60.0
 
 
-def fingerprint_of(server: Engine, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
+def fingerprint_of(
+    server: Engine, folder: Path, model: Path, ranks: int, write: Callable[[str], None] | None = None
+) -> Fingerprint | None:
     """Take the fingerprint of a running server; one short request is asked on an empty cache, and the control is left off.
+
+    Args:
+        write: makes the server's processes write theirs under a label; by default the control asks them.
 
     Returns:
         The fingerprint, or None if its processes write none.
@@ -32,12 +37,15 @@ def fingerprint_of(server: Engine, folder: Path, model: Path, ranks: int) -> Fin
     """
     begun = time.monotonic()
     label = secrets.token_hex(4)
-    server.flush_cache()
-    set_control(folder, Control(fingerprint=label))
-    try:
-        answers(server, [ChatRequest(TEXTS["leading space"], 1)], 1)
-    finally:
-        set_control(folder, Control())
+    if write is not None:
+        write(label)
+    else:
+        server.flush_cache()
+        set_control(folder, Control(fingerprint=label))
+        try:
+            answers(server, [ChatRequest(TEXTS["leading space"], 1)], 1)
+        finally:
+            set_control(folder, Control())
     written = _written(server, folder, label, ranks)
     if not written:
         return None
@@ -76,13 +84,20 @@ def _tokens(server: Engine, model: Path, told: Fingerprint) -> Tokens:
     names = list(TEXTS)
     fields: dict[str, Any] = {}
     for field, special in (("texts", True), ("bare", False)):
-        ids = server.send("/tokenize", {"prompt": list(TEXTS.values()), "add_special_tokens": special})["tokens"]
-        fields[field] = dict(zip(names, ids, strict=True))
+        fields[field] = dict(zip(names, _ids_of(server, list(TEXTS.values()), special), strict=True))
     chats, refused = chats_of(lambda body: server.send("/tokenize", body))
     files = (told.arguments or {}).get("tokenizer_path") or str(model)
     fields |= {"chats": chats, "refused": refused, "written": written_ids(files, TEXTS, fields["bare"])}
     rest = told.tokens.model_dump(exclude={"digest"}) if told.tokens else {}
     return Tokens(**{**rest, **fields})
+
+
+def _ids_of(server: Engine, texts: Sequence[str], special: bool) -> list[list[int]]:
+    """Have a server make the ids of texts: SGLang of all at once, vLLM of each."""
+    if server.kind == "sglang":
+        return server.send("/tokenize", {"prompt": list(texts), "add_special_tokens": special})["tokens"]  # type: ignore[no-any-return]
+    asks = [{"prompt": text, "add_special_tokens": special} for text in texts]
+    return [server.send("/tokenize", body)["tokens"] for body in asks]
 
 
 def chats_of(ask: Callable[[dict[str, Any]], Any]) -> tuple[dict[str, list[int]], dict[str, str]]:

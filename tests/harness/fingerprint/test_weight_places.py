@@ -19,21 +19,21 @@ if find_spec("sglang") is None:  # which takes seconds to import
     pytest.skip("needs SGLang", allow_module_level=True)
 
 from assay.harness.engines.sglang.launch import STAND_INS
-from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.checkpoint import _described_part
 from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
+from assay.harness.fingerprint.weight_places import place_of
 from assay.harness.fingerprint.weights import WeightPlace, describe_weight, joined
-from tests.harness.engines.sglang.sharded_layers import ARRANGEMENTS, LAYERS, wholes
+from tests.harness.fingerprint.sharded_layers import ARRANGEMENTS, LAYERS, wholes
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 SHARED = [arrangement for arrangement in ARRANGEMENTS if arrangement != "tp 1"]
 Held = Mapping[str, tuple[Tensor, WeightPlace | None]]
 
 
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each rank holds of SGLang's own layers, see `tests.harness.engines.sglang.sharded_layers`."""
+    """What each rank holds of SGLang's own layers, see `tests.harness.fingerprint.sharded_layers`."""
     out = tmp_path_factory.mktemp("layers") / "layers.pt"
     paths = os.pathsep.join([str(ROOT), str(STAND_INS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "SGLANG_USE_CPU_ENGINE": "1"}

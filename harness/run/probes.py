@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.evals.invariance_load import Probe, ProbeLoad
-from assay.harness.engines.base import ChatRequest, answers
+from assay.evals.probes import Probe, ProbeLoad
+from assay.harness.engines.base import ChatRequest, Engine, answers
+from assay.harness.engines.inside.control import Control, TracedRequest, set_control
 from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import ADMISSIONS, REPLAYS, Admission, read_counters
-from assay.harness.evidence.invariance import ProbeReply
 from assay.harness.evidence.jsonl import read
+from assay.harness.evidence.probes import ProbePass, ProbeReply
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.invariance_arms import Arm
-from assay.harness.run.invariance.proof import Pass
+from assay.harness.run.probe_proof import Pass
 
 # Tokens that the earlier turn of a conversation generates.
 _TURN = 8
@@ -29,6 +31,8 @@ _LEFT = 3
 _BEFORE = 2
 # Alternatives returned with each token of a greedy text.
 _ALTERNATIVES = 5
+TRACE_BYTES = 2 * 2**30
+"""Budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB."""
 # Most tokens that follow a probe and its answer if both are scored as the beginning of a longer prompt.
 _BEHIND = 96
 
@@ -110,6 +114,29 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
         arguments=server.arguments(),
         replays=_replays(folder) - before,
     )
+
+
+@contextmanager
+def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
+    """Have a server follow a control within the context; afterwards everything is off and its prefix cache empty.
+
+    Yields the token of the setting.
+    """
+    engine.flush_cache()
+    try:
+        yield set_control(place, control)
+    finally:
+        set_control(place, Control())
+    engine.flush_cache()
+
+
+def tracing(server: SGLangServer, folder: Path, record: ProbePass) -> AbstractContextManager[object]:
+    """Have a server trace the request that a pass is repeated for, within the context; do nothing for any other pass."""
+    if record.traced is None:
+        return nullcontext()
+    request = request_of(record.label, record.traced.probe)
+    traced = TracedRequest(request=request, until=record.traced.index - 1)
+    return switched_on(server, folder, Control(trace=record.label, traced=traced))
 
 
 def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[Answer, ...]:

@@ -1,0 +1,90 @@
+"""The registry of engines: what neutral rooms need to know of an engine, found by its name.
+
+An engine is a package of `assay.harness.engines` with the modules that the protocols below describe; `assay.harness.sides.ENGINES`
+lists them. Nothing outside the packages names an engine's module, so another engine touches its own package and that list.
+`assay.harness.engines.launch.launching` and `assay.harness.engines.launched.server` find the modules that start a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from assay.harness.backend import Backend
+from assay.harness.evidence.envelope import EngineLimits
+from assay.harness.sides import Engine
+
+if TYPE_CHECKING:
+    from assay.harness.engines.failures import Cause
+
+
+class Arguments(Protocol):
+    """``arguments``: a server's arguments, in the engine's own names."""
+
+    def settled(self, info: Mapping[str, Any], /) -> dict[str, Any]:
+        """Reduce what a server tells to the arguments that stay the same while it runs, without its secrets."""
+
+    def flat(self, arguments: Mapping[str, Any], /) -> dict[str, str]:
+        """Return a server's arguments leaf by leaf, named with dots, without its identity and its state."""
+
+    def differences(
+        self, reference: Mapping[str, Any], candidate: Mapping[str, Any], asked: Collection[str] = (), /
+    ) -> dict[str, tuple[str, str]]:
+        """Return the arguments that differ beyond the settings `asked` to differ: (reference, candidate) by name."""
+
+    def limits_of(self, arguments: Mapping[str, Any], context: int, /) -> EngineLimits:
+        """Return a server's limits; `context` is the model's, in tokens."""
+
+    def numerics(self, arguments: Mapping[str, Any], /) -> dict[str, str]:
+        """Return what decides the numbers of any engine, in neutral names: dtype, KV cache dtype, quantization and ranks."""
+
+
+class Catalog(Protocol):
+    """``catalog``: the attention backends that the engine can serve."""
+
+    def backends(self) -> tuple[str, ...]:
+        """List the engine's own attention backends. Raises UsageError if they cannot be found here."""
+
+    def check_version(self) -> str:
+        """Return the engine's version in this environment, or an empty string without one. Raises UsageError if it is too old."""
+
+    def native_noise(self, names: Collection[str], phase: str, stored: bool, /) -> str:
+        """Return the noise family of the engine's own backends, beyond the rounding of the call's dtype, or an empty string.
+
+        Any of the named backends may have computed the call; `stored` says whether the KV cache stores fewer bits than it has.
+        """
+
+    def checked_backend(self, flag: str, name: str, /) -> Backend:
+        """Check that a server can run a backend of this name, which `flag` gave. Raises UsageError if it cannot."""
+
+
+class Failures(Protocol):
+    """``failures``: what only this engine's logs name as the cause of a failure."""
+
+    CAUSES: tuple[Cause, ...]
+
+
+def arguments(engine: Engine) -> Arguments:
+    """Return the module with an engine's arguments."""
+    return cast(Arguments, module(engine, "arguments"))
+
+
+def catalog(engine: Engine) -> Catalog:
+    """Return the module with an engine's attention backends."""
+    return cast(Catalog, module(engine, "catalog"))
+
+
+def failures(engine: Engine) -> Failures:
+    """Return the module with the causes of failures of an engine."""
+    return cast(Failures, module(engine, "failures"))
+
+
+def fingerprint_module(engine: Engine) -> str:
+    """Return the module that loads a model without a server and prints its fingerprint, for ``python -m``."""
+    return f"assay.harness.engines.{engine}.fingerprint_process"
+
+
+def module(engine: Engine, name: str) -> Any:
+    """Import a module of an engine's package."""
+    return import_module(f"assay.harness.engines.{engine}.{name}")

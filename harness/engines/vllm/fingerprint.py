@@ -1,0 +1,136 @@
+"""The fingerprint of a vLLM worker, taken from its model runner: RoPE tables, weights, resolved implementations, settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.engines.inside.control import EVIDENCE
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, Tokens
+from assay.harness.evidence.manifest import engine_label
+from assay.harness.evidence.run_file import nonce_of_process
+from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
+from assay.harness.fingerprint.in_interpreter import (
+    beside_config,
+    generation_of,
+    observed,
+    overridden,
+    settings_of,
+    tokens_of,
+    versions,
+)
+from assay.harness.fingerprint.in_model import dtype_name, held_floats, layer_of, ranges_of, ropes_of
+from assay.harness.fingerprint.weight_places import weights_of
+
+
+def describe(runner: Any) -> Fingerprint:
+    """Take the fingerprint of the process of a model runner."""
+    config, model = runner.vllm_config, runner.get_model()
+    folder = str(config.model_config.model)
+    parts: dict[str, Callable[[], Any]] = {
+        "tokens": lambda: _tokens(config.model_config),
+        "generation": lambda: generation_of(folder),
+        "rope": lambda: ropes_of(model, _config(config.model_config)),
+        "config": lambda: _settings(config.model_config) | held_floats(model),
+        "weights": lambda: weights_of(model, in_order=True),
+        "quantisation": lambda: _quantisation(runner, model),
+        "backends": lambda: _backends(config, model),
+        "environment": lambda: variables(os.environ),
+        "packages": lambda: versions(PACKAGES),
+        "hardware": lambda: device_facts(str(runner.device)),
+    }
+    if _rank():  # the first rank reports what all ranks share
+        del parts["tokens"], parts["generation"]
+    with torch.inference_mode():
+        seen = observed(parts)
+    import vllm
+
+    return Fingerprint(
+        run=nonce_of_process(),
+        source="model runner",
+        engine=engine_label("vllm", vllm.__version__, str(runner.device).partition(":")[0]),
+        model=folder,
+        **seen,
+    )
+
+
+def write(runner: Any, label: str) -> str:
+    """Write the fingerprint of a worker's process into the server's folder under a label, and return the engine's name."""
+    made = describe(runner)
+    OF_PROCESS.write(Path(os.environ[EVIDENCE]), made, process=f"{label}-{_rank():04}")
+    return made.engine
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def _tokens(model: Any) -> Tokens:
+    """Have a tokenizer, loaded as the server loads its own, make the ids of the corpus."""
+    from transformers import AutoTokenizer
+
+    path = str(model.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=bool(model.trust_remote_code))
+    return Tokens(**tokens_of(tokenizer, TEXTS, CHATS, path))
+
+
+def _config(model: Any) -> Mapping[str, Any]:
+    """Read the model's ``config.json`` as it is on disk, with the overrides of ``--hf-overrides``."""
+    path = Path(str(model.model)) / "config.json"
+    overrides = model.hf_overrides if isinstance(model.hf_overrides, dict) else {}
+    return overridden(json.loads(path.read_text()) if path.is_file() else {}, overrides)
+
+
+def _settings(model: Any) -> dict[str, str]:
+    folder = Path(str(model.model))
+    beside = beside_config(str(folder), code=folder.is_dir() and bool(model.trust_remote_code))
+    return settings_of(model.hf_config.to_dict() | beside)
+
+
+def _quantisation(runner: Any, model: Any) -> dict[str, str]:
+    asked = _config(runner.vllm_config.model_config).get("quantization_config") or {}
+    scheme = {f"checkpoint.{key}": json.dumps(value, sort_keys=True) for key, value in asked.items()}
+    scheme["method"] = str(runner.vllm_config.model_config.quantization or "")
+    scheme["weights"] = dtype_name(runner.vllm_config.model_config.dtype)
+    scheme["kv cache"] = dtype_name(getattr(runner, "kv_cache_dtype", None))
+    scales = [
+        f"{float(layer._k_scale_float):g}/{float(layer._v_scale_float):g}"
+        for layer in model.modules()
+        if getattr(layer, "_k_scale_float", None) is not None
+    ]
+    scheme["kv scales"] = " ".join(scales) if set(scales) - {"1/1"} else ""
+    return {name: value for name, value in scheme.items() if value}
+
+
+def _backends(config: Any, model: Any) -> tuple[Resolved, ...]:
+    rows: dict[tuple[str, str], list[int]] = {}
+
+    def add(path: str, operation: str, name: str) -> None:
+        layer = layer_of(path)
+        rows.setdefault((operation, name), []).extend([] if layer is None else [layer])
+
+    for path, layer in config.compilation_config.static_forward_context.items():
+        for name in _attention(layer):
+            add(path, "attention", name)
+    for path, module in model.named_modules():
+        kind, method = type(module).__name__, getattr(module, "quant_method", None)
+        if method is not None and "Attention" not in kind:
+            of = "embedding" if "Embedding" in kind or "LMHead" in kind else "moe" if "MoE" in kind else "gemm"
+            add(path, of, type(method).__name__)
+        elif (forward := getattr(module, "_forward_method", None)) is not None:
+            add(path, kind, str(getattr(forward, "__name__", forward)))
+    return tuple(Resolved(operation=op, layers=ranges_of(layers), runs=name) for (op, name), layers in rows.items())
+
+
+def _attention(layer: Any) -> Iterator[str]:
+    """Yield the name of an attention layer's backend, with the instruction set that it computes with on a CPU."""
+    backend = getattr(layer, "attn_backend", None)
+    if backend is not None:
+        isa = getattr(getattr(layer, "impl", None), "isa", "") or getattr(layer, "isa", "")
+        yield f"{backend.get_name()}{f' ({isa})' if isa else ''}"
