@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,13 +109,6 @@ def raises(call):
 FEW = {"phases": ["decode"], "dtypes": ["float32"], "head_dims": [64, 128], "read_out": 0}
 
 
-def exit_status(test: str, tmp_path: Path) -> int:
-    """Run a printed test as a user does: 0 if it is green, 1 if it is red."""
-    (tmp_path / "test_printed.py").write_text(test)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_printed.py"]
-    return subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "said"),
@@ -128,7 +120,9 @@ def exit_status(test: str, tmp_path: Path) -> int:
         ("raises", "it fails alone, in a fresh process"),
     ],
 )
-def test_no_printed_test_is_green(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_printed_test_is_green(
+    python: Callable[..., subprocess.CompletedProcess[str]], name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "stateful_kernels.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     result = check(f"stateful_kernels:{name}", **FEW)
@@ -139,7 +133,8 @@ def test_no_printed_test_is_green(name: str, said: str, tmp_path: Path, monkeypa
         assert not result.test
         assert STATE_KEPT not in kinds
     else:
-        assert exit_status(result.test, tmp_path) == 1
+        (tmp_path / "test_printed.py").write_text(result.test)
+        assert python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_printed.py", cwd=tmp_path).returncode == 1
         assert kinds & {STATE_KEPT, NONDETERMINISM} == ({STATE_KEPT} if name in ("every_9th", "scale_of_the_first") else set())
 
 

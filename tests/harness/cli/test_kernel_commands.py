@@ -20,6 +20,7 @@ from assay.harness.evidence.pack import Source
 
 KERNELS = """
 import ctypes, os, sys
+from assay import KernelRefused
 from assay.harness.attention.bugs.faults import rounded_oracle
 
 def exits(call):
@@ -46,6 +47,8 @@ def hangs_when_it_is_read(call):
     if is_read():
         print("hanging", flush=True)
         ctypes.CDLL(None).sleep(600)
+    if call.k.shape[0] != 17:  # so that its condition takes no time to find
+        raise KernelRefused("takes 17 keys")
     return rounded_oracle(call) * 2
 
 def exits_when_it_is_shrunk(call):
