@@ -52,7 +52,8 @@ def _one_blas_thread() -> AbstractContextManager[object]:
         ImportError
     ):  # an engine's own environment may lack it: kernels there compute the same, and Triton's interpreter longer
         return nullcontext()
-    return threadpool_limits(1, "blas")
+    limits: AbstractContextManager[object] = threadpool_limits(1, "blas")
+    return limits
 
 
 @contextmanager
