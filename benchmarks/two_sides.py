@@ -127,7 +127,10 @@ def measured(flags: list[str], folder: Path, seconds: float) -> dict[str, Any]:
     if not (folder / "report.json").exists():
         return row | {"first line": problem or " ".join(log.read_text().split("\n")[-4:])}
     report = json.loads((folder / "report.json").read_text())
-    at, causes = report["parting"] or {}, [cause["title"] for cause in report["causes"][:1]]
+    at, causes = (
+        report["parting"] or {},
+        [finding["title"] for finding in report["findings"][: min(report["causes"], 1)]],
+    )
     agree = not at.get("place") or (at["place"] == "behind attention" and report["verdict"] != "regression")
     place = [] if agree else [f"{at['place']} of layer {at['layer']}: {', '.join(at['names'])}"]
     said = problem or "; ".join([report["headline"], *report["reasons"][:1]])

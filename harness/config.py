@@ -119,7 +119,8 @@ class RunSpec(Settings):
         """Sort settings, and the origin of each line of the policy, into the parts of a run."""
         device = given.get("device", "cpu")
         engines = {role: given.get(f"{role}_engine", given.get("engine", _ENGINE)) for role in ROLES}
-        known = device in get_args(Device) and set(engines.values()) <= set(ENGINES)
+        engines = {role: engine if engine in ENGINES else _ENGINE for role, engine in engines.items()}  # refused below
+        known = device in get_args(Device)
         usual = defaults(device, engines["reference"]) if known else {}
         if known and engines["candidate"] != engines["reference"]:
             usual["candidate"] = profile_of(engines["candidate"]).references[device]

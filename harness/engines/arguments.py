@@ -25,11 +25,19 @@ def differences(
     reference, candidate = (servers[role] for role in ROLES)
     if reference.kind == candidate.kind:
         return registry.arguments(reference.kind).differences(reference.arguments, candidate.arguments, treatment)
-    left, right = (
-        registry.arguments(s.kind).numerics(s.arguments) if s.arguments else {} for s in (reference, candidate)
-    )
+    left, right = map(_numerics, (reference, candidate))
     flags = {name.removeprefix("--").replace("-", "_") for name in treatment}
     return differing(left, right, flags)
+
+
+def compared(servers: Mapping[Role, ServerManifest]) -> int:
+    """Return the number of arguments that `differences` compares."""
+    reference, candidate = (servers[role] for role in ROLES)
+    return len(reference.arguments if reference.kind == candidate.kind else _numerics(reference))
+
+
+def _numerics(server: ServerManifest) -> dict[str, str]:
+    return registry.arguments(server.kind).numerics(server.arguments) if server.arguments else {}
 
 
 def differing(

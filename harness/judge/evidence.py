@@ -226,7 +226,7 @@ def derived_arguments(
         resolved: arguments by role, from `Engine.resolved_arguments`, or {} if they were not requested.
         kinds: each role's engine.
     """
-    if len(resolved) < len(ROLES) or len(set(kinds.values())) > 1:
+    if not differences or len(resolved) < len(ROLES) or len(set(kinds.values())) > 1:
         return {}
     reference, candidate = (registry.arguments(kinds[role]).flat(resolved[role]) for role in ROLES)
     own = {name: (reference.get(name, ABSENT), candidate.get(name, ABSENT)) for name in differences}

@@ -240,8 +240,10 @@ def _agrees(ran: _Arms) -> Check:
 def _sensitive(ran: _Arms) -> Check:
     record = next((record for record in ran.records if record.why == "sensitivity"), None)
     required = Requirement("probes-sensitive")
-    if record is None or not record.complete:
-        return required.check("missing", state("probes-not-under-fault", said=record and record.problem))
+    uncached = record is not None and record.features and not any(reply.cached_tokens for reply in record.replies)
+    if record is None or not record.complete or uncached:
+        said = record and (record.problem or "no prefix came from the cache, and the fault needs a cached prefix")
+        return required.check("missing", state("probes-not-under-fault", said=said))
     distances = distances_of(ran.base, record)
     seen = all(not ran.limits[measure].holds(distance) for measure, distance in distances.items())
     return required.met(seen, state("probes-under-fault", means=_means(distances)))

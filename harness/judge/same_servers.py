@@ -9,7 +9,7 @@ from types import MappingProxyType
 from assay.evals.questions import parse_answer
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_cached_prefix
-from assay.harness.engines.arguments import ABSENT
+from assay.harness.engines.arguments import ABSENT, compared
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings, ServerManifest
@@ -96,7 +96,7 @@ def _compare_servers(
         return "missing" if brought else "failed", state("served-otherwise", said=said)
     if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):
         return "missing", state("settings-not-compared", why=diff.unread)
-    arguments, parts = len(servers["reference"].arguments), len(diff.compared) if diff else None
+    arguments, parts = compared(servers), len(diff.compared) if diff else None
     # Another version of the engine knows other arguments, and may not report every part of a fingerprint.
     absent = [
         (role, [name for name, values in derived.items() if values[of] == ABSENT]) for of, role in enumerate(ROLES)

@@ -21,6 +21,7 @@ from assay.harness.judge.probe_scores import (
     Bound,
     Distance,
     Measure,
+    ProbePlace,
     bounds,
     distances_of,
     kernel_cost,
@@ -33,6 +34,8 @@ from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Requirement, Verdict
 
+# Multiple of the largest divergence of prefill above which that of decode is the place to trace.
+_DECODE_OVER_PREFILL = 10.0
 _Passes = Mapping[str, ProbePass]
 """A server's passes by condition."""
 
@@ -130,8 +133,9 @@ def judge_probes(
     reference: _Passes, candidate: _Passes, limits: Mapping[Measure, Bound], noise: Sequence[str] = ()
 ) -> SuiteResult:
     """Judge a candidate's passes: a regression if one differs, and a pass if all are the same and every condition was met."""
+    declared = [*filter(None, noise)]
     outcomes = {
-        condition: outcome(reference[condition], candidate[condition], limits, swing_limit([*filter(None, noise)]))
+        condition: outcome(reference[condition], candidate[condition], limits, swing_limit(declared))
         for condition in CONDITIONS
     }
     unmet = [
@@ -151,8 +155,11 @@ def judge_probes(
     elif undecided:
         why = [state("probes-undecided", parts=[(name, list(each.why)) for name, each in undecided.items()]), covered]
     else:
-        why = [state("probes-unmet", parts=unmet)] if unmet else []
-        why.append(covered)
+        most = max(bound.mean for bound in limits.values())
+        why = [
+            state("probes-unmet", parts=unmet) if unmet else state("probes-within", bound=most, noise=declared),
+            covered,
+        ]
     # A larger excess is rarer: see `assay.harness.judge.probe_scores.factor`.
     worst = max(excess.values(), default=0.0)
     p = min(1.0, len(CONDITIONS) * FALSE_ALARMS / max(worst, 1.0) ** 2) if differing and worst > 1 else None
@@ -214,18 +221,25 @@ def _metrics(outcomes: Mapping[str, PassOutcome], limits: Mapping[Measure, Bound
 def farthest(reference: Sequence[ProbePass], candidate: Sequence[ProbePass]) -> tuple[tuple[str, ...], TracedPlace]:
     """Return the features and the place at which a candidate is farthest from the reference.
 
-    If the candidate was not asked yet, it is the last token of the deepest answer after a cached prefix.
+    It is in prefill, unless decode is `_DECODE_OVER_PREFILL` times as far: decode inherits errors of prefill, and a step in a CUDA
+    graph cannot be traced. If the candidate was not asked yet, it is the last token of the deepest answer after a cached prefix.
     """
     ours, theirs = _by_condition(reference), _by_condition(candidate)
-    far = [
-        (place, made.features)
-        for condition, made in ours.items()
-        if condition in theirs
+    far: dict[Measure, list[tuple[ProbePlace, tuple[str, ...]]]] = {
+        which: [
+            (place, made.features)
+            for condition, made in ours.items()
+            if condition in theirs
+            for place in places(made.replies, theirs[condition].replies, which)
+        ]
         for which in MEASURES
-        for place in places(made.replies, theirs[condition].replies, which)
-    ]
-    if far:
-        at, features = max(far, key=lambda each: each[0].kl)
+    }
+    worst = {which: max(compared, key=lambda each: each[0].kl) for which, compared in far.items() if compared}
+    if worst:
+        decode_alone = "prefill" not in worst or (
+            "decode" in worst and worst["decode"][0].kl > _DECODE_OVER_PREFILL * worst["prefill"][0].kl
+        )
+        at, features = worst["decode" if decode_alone else "prefill"]
         return features, TracedPlace(probe=at.probe, index=at.index)
     deepest = max(ours["cached"].replies, key=lambda reply: (len(reply.decode.tokens), reply.prompt_tokens))
     return ours["cached"].features, TracedPlace(probe=deepest.probe, index=deepest.decode.end - 1)

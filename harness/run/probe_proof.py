@@ -13,6 +13,7 @@ from assay.evals.probes import Probe
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.probes import ProbePass, ProbeReply
+from assay.harness.text import counted
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def split(over: Pass) -> str:
             pieces[rid] = max(pieces.get(rid, 1), running[rid])
             ends[rid] = prefix + new
     chunks = [count for count in pieces.values() if count > 1]
-    return f"{len(chunks)} prompts were split, into up to {max(chunks)} chunks" if chunks else ""
+    return f"{counted(len(chunks), 'prompt')} split, into up to {max(chunks)} chunks" if chunks else ""
 
 
 def _chunked(over: Pass) -> _Seen:

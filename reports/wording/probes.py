@@ -5,6 +5,7 @@ from __future__ import annotations
 from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
 from assay.harness.text import listed
+from assay.reports.wording.logits import explained_by
 from assay.reports.wording.say import Found, Measured, Templates, say, says
 
 _CONDITIONS = {
@@ -41,6 +42,11 @@ def _probes_undecided(parts: list[tuple[str, list[Statement]]]) -> str:
 @says
 def _probes_unmet(parts: list[tuple[str, str]]) -> str:
     return f"Not met: {'; '.join(f'{_CONDITIONS[name]}: {why}' for name, why in dict.fromkeys(map(tuple, parts)))}."
+
+
+@says
+def _probes_within(bound: float, noise: list[str]) -> str:
+    return f"Every probe is within {bound:.2g} nats of mean KL ({explained_by(noise)})."
 
 
 @says

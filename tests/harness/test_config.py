@@ -44,6 +44,16 @@ def test_the_device_chooses_the_reference_unless_one_is_named() -> None:
     assert from_toml('[run]\ndevice = "cuda"').reference.backend == "triton"
 
 
+def test_each_engine_has_its_own_reference_and_another_candidate_engine_serves_its_own() -> None:
+    both = make_spec({"engine": "vllm", "candidate": "mine:forward"})
+    assert [(side.engine, side.backend) for side in both.sides.values()] == [("vllm", "CPU_ATTN"), ("vllm", "mine:forward")]
+    other = make_spec({"reference_engine": "sglang", "candidate_engine": "vllm", "candidate_python": "p"})
+    assert [(side.engine, side.backend) for side in other.sides.values()] == [("sglang", "torch_native"), ("vllm", "CPU_ATTN")]
+    assert set(other.treatment) == {"engine", "backend", "interpreter"}
+    assert from_toml('[run]\nengine = "vllm"\ncandidate = "CPU_ATTN"\n').candidate.engine == "vllm"
+    assert "vllm" in failure(engine="vlm").do
+
+
 def test_flags_override_the_file_and_the_file_the_profile() -> None:
     text = '[run]\nquestions = 7\nreference = "triton"\nengine_arg = ["--a", "--b"]\n[policy]\nmargin = 0.02'
     spec = from_toml(text, questions=9, margin=None)

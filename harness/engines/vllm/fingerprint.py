@@ -39,7 +39,9 @@ def describe(runner: Any) -> Fingerprint:
         "rope": lambda: ropes_of(model, _config(config.model_config)),
         "config": lambda: _settings(config.model_config) | held_floats(model),
         "weights": lambda: weights_of(model, in_order=True),
+        "adapters": lambda: _none_of(config.lora_config, "adapters of a vLLM server are not read"),
         "quantisation": lambda: _quantisation(runner, model),
+        "experts": lambda: _none_of(config.parallel_config.enable_eplb, "vLLM's balanced experts are not read"),
         "backends": lambda: _backends(config, model),
         "environment": lambda: variables(os.environ),
         "packages": lambda: versions(PACKAGES),
@@ -91,6 +93,13 @@ def _settings(model: Any) -> dict[str, str]:
     folder = Path(str(model.model))
     beside = beside_config(str(folder), code=folder.is_dir() and bool(model.trust_remote_code))
     return settings_of(model.hf_config.to_dict() | beside)
+
+
+def _none_of(given: Any, why: str) -> dict[str, str]:
+    """Return what a model has without a feature, or raise if it has the feature."""
+    if given:
+        raise NotImplementedError(why)
+    return {}
 
 
 def _quantisation(runner: Any, model: Any) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,9 @@ class InvarianceSession:
         try:
             base = self._base("base")
             again = [self._base(why) for why in BASE_AGAIN[: None if rounds_by_shape(self.plan.dtype) else 1]]
-            self._sensitivity()
+            # A comparison that misses a fault in the base's server proves nothing.
+            cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
+            self._arm(BASE if cold else _SENSITIVE, "sensitivity", fault=_COLD_FAULT if cold else _FAULT)
             plan, dtype = self.plan, self.plan.dtype
             limits, flags = bounds(base, again, dtype), plan.run.spec.reference.flags
             judge = ArmJudge(self.records, limits, plan.known, dtype, flags)
@@ -166,8 +169,8 @@ class InvarianceSession:
         for arm, place in chosen:
             self._arm(arm, "trace", place)
 
-    def _arm(self, arm: Arm, why: str, traced: TracedPlace | None = None) -> ProbePass:
-        """Run an arm and record it. An error in its server is recorded, not raised."""
+    def _arm(self, arm: Arm, why: str, traced: TracedPlace | None = None, fault: str = "") -> ProbePass:
+        """Run an arm and record it, perhaps with a trace or a seeded fault. An error in its server is recorded, not raised."""
         number, again = self._arms, _AT_ONCE.get(why, 0)
         self._arms += 1
         begun, problem, startup = time.monotonic(), "", 0.0
@@ -175,7 +178,8 @@ class InvarianceSession:
         try:
             server, startup = self._server_for(arm)
             begun = time.monotonic()
-            with tracing(server.engine, server.folder, record):
+            seeded = switched_on(server.engine, server.folder, Control(fault=fault)) if fault else nullcontext()
+            with seeded, tracing(server.engine, server.folder, record):
                 record = self._asked(server, arm, record, again)
         except EngineError as error:
             problem = error.found
@@ -184,7 +188,7 @@ class InvarianceSession:
             update={"problem": problem, "seconds": time.monotonic() - begun, "startup_s": startup}
         )
         record_pass(self.folder.path, record, self.folder.nonce)
-        if arm not in self.records:
+        if arm not in self.records and not fault:
             self.records[arm] = record
         return record
 
@@ -206,31 +210,9 @@ class InvarianceSession:
         proofs = {id_: switched(known[id_], over, against[id_]) for id_ in sorted(arm)}
         return answered(record, over, proofs).model_copy(update={"server": server.number, "texts": texts})
 
-    def _sensitivity(self) -> None:
-        """Ask the base's server with a seeded fault: a comparison that misses it proves nothing."""
-        assert self._server is not None
-        cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
-        arm, fault = (BASE, _COLD_FAULT) if cold else (_SENSITIVE, _FAULT)
-        record = ProbePass(number=self._arms, features=tuple(arm), why="sensitivity", server=self._server.number)
-        self._arms += 1
-        begun, problem = time.monotonic(), ""
-        try:
-            with switched_on(self._server.engine, self._server.folder, Control(fault=fault)):
-                record = self._asked(self._server, arm, record, 0)
-            if not cold and not any(reply.cached_tokens for reply in record.replies):
-                problem = "no prefix came from the cache, and the fault needs a cached prefix"
-        except EngineError as error:
-            problem = error.found
-            self._stop()
-        record_pass(
-            self.folder.path,
-            record.model_copy(update={"problem": problem, "seconds": time.monotonic() - begun}),
-            self.folder.nonce,
-        )
-
     def _server_for(self, arm: Arm) -> tuple[_Running, float]:
         """Return a server for an arm, and the seconds that it took to start, or 0 if it was running already."""
-        known = self.plan.known
+        known = self.plan.every
         features, sticky = server_of(arm, known), frozenset(id_ for id_ in arm if known[id_].stays)
         running = self._server
         if running is not None and running.features == features and running.stuck <= sticky:

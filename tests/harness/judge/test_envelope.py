@@ -334,7 +334,7 @@ def test_equal_tokens_are_compared_by_their_log_probabilities() -> None:
     ("operations", "said"),
     [
         ((), None),  # a server that reported none: nothing is known
-        ((("attention", "0-3"), ("moe runner", "")), "kinds of layers that this model lacks: recurrent layers, experts"),
+        ((("attention", "0-3"), ("moe", "")), "kinds of layers that this model lacks: recurrent layers, experts"),
         ((("attention", "1-2"), ("linear attention", "0,3")), "kinds of layers that this model lacks: experts"),
     ],
 )

@@ -163,4 +163,9 @@ def test_what_the_engine_resolves_a_side_to_follows_from_the_treatment(
 ) -> None:
     differ = {"graphs.max": ("256", "64")}
     sides: dict[Role, dict[str, object]] = {"reference": {"graphs": {"max": 256}}, "candidate": resolved} if resolved else {}
-    assert set(derived_arguments(differ, sides)) == derived
+    assert set(derived_arguments(differ, sides, dict.fromkeys(ROLES, "sglang"))) == derived
+
+
+def test_nothing_is_derived_where_a_server_did_not_start() -> None:
+    resolved: dict[Role, dict[str, object]] = {role: {"page_size": 1} for role in ROLES}
+    assert derived_arguments({}, resolved, {"candidate": "sglang"}) == {}

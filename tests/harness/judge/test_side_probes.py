@@ -45,7 +45,8 @@ def judged(passes: Passes, **shifts: Mapping[str, float]) -> Any:
 def test_equal_servers_pass_and_say_what_the_probes_covered(passes: Passes) -> None:
     suite = judged(passes)
     assert (suite.verdict, suite.p_regression) == ("pass", None)
-    assert say(*suite.why).startswith(
+    assert say(suite.why[0]) == "Every probe is within 1e-06 nats of mean KL (rounding, since no other noise is declared)."
+    assert say(suite.why[-1]).startswith(
         "3 probes of 12 to 12 tokens, in prefill and up to 6 steps of decode, cold, after a cached prefix"
     )
     assert {metric.part for metric in suite.metrics} >= {"cold-prefill", "continued-decode"}
@@ -90,9 +91,10 @@ def test_a_condition_that_was_not_met_forbids_a_pass(passes: Passes) -> None:
 
 
 def test_the_traced_place_is_where_the_sides_are_farthest_apart(passes: Passes, arm_records: ModuleType) -> None:
-    candidate = passes(cached={"decode": 0.1}, batched={"prefill": 0.5})
-    features, place = farthest(list(passes().values()), list(candidate.values()))
-    assert (features, place.index) == (("batch",), arm_records.SHARED + 1)
+    for prefill, index in ((0.5, arm_records.SHARED + 1), (0.0, arm_records.PROMPT)):
+        candidate = passes(batched={"decode": 0.6, "prefill": prefill})
+        features, place = farthest(list(passes().values()), list(candidate.values()))
+        assert (features, place.index) == (("batch",), index), "in decode only where prefill is much nearer"
     features, place = farthest(list(passes().values()), [])
     assert (features, place.index) == (("prefix-cache",), arm_records.PROMPT + arm_records.DEPTH - 1), "in turn: the last token"
 

@@ -10,9 +10,9 @@ import torch
 from assay.harness.config import make_spec
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import ChangedError, UsageError
-from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.evidence.fingerprint import Fingerprint, Tokens
 from assay.harness.run.plan import prepare
-from assay.harness.run.preflight import GIB, check_accepted, check_environment, check_memory
+from assay.harness.run.preflight import GIB, check_accepted, check_environment, check_memory, check_tokens
 from assay.harness.run.run import compare_features, run
 from assay.harness.sides import Side
 
@@ -95,6 +95,17 @@ def test_a_server_that_is_not_what_was_accepted_is_refused(tmp_path: Path) -> No
         check_accepted(accepted, served(torch="2.12").model_copy(update={"config": None}))
     with pytest.raises(ChangedError, match="nothing of it could be compared"):
         check_accepted(accepted, Fingerprint(source="server", engine="e", model="m"))
+
+
+def test_engines_that_make_other_tokens_are_refused_before_anything_is_scored() -> None:
+    def of(**ids: tuple[int, ...]) -> Fingerprint:
+        return served().model_copy(update={"tokens": Tokens(bos=len(ids), bare={"a": (1, 2)}, chats=ids)})
+
+    check_tokens(of(hello=(1, 2)), of(hello=(1, 2)))
+    check_tokens(of(hello=(1, 2)), served()), "an engine that does not tell them is judged by the report"
+    with pytest.raises(ChangedError, match=r"The two engines make different tokens .* differ in 1 of 1 text") as refused:
+        check_tokens(of(hello=(1, 2)), of(hello=(0, 1, 2)))
+    assert "hello" in refused.value.details
 
 
 @pytest.mark.parametrize("content", [None, "{}"])

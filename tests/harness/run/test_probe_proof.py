@@ -148,4 +148,4 @@ def test_a_retracted_request_is_no_prompt_that_was_split(over: Pass) -> None:
         assert shown(CPU["chunked-prefill"], admitted) == ("", "no prompt was split")
     both = [admission(("a:32+9", 32, 0)), admission(("a:32+9", 32, 0)), admission(("a:32+9", 9, 32))]
     seen, _ = shown(CPU["chunked-prefill"], replace(over, admissions=both, arguments=resolved))
-    assert seen.endswith("1 prompts were split, into up to 2 chunks")
+    assert seen.endswith("1 prompt split, into up to 2 chunks")
