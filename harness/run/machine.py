@@ -15,6 +15,7 @@ from assay.harness.files import file_hash, timestamp
 from assay.harness.fingerprint.facts import device_facts
 from assay.harness.fingerprint.in_interpreter import versions
 from assay.harness.run.plan import Plan
+from assay.harness.sides import profile_of
 
 _PACKAGES = (
     "sglang", "sglang-kernel", "torch", "triton", "transformers", "sageattention", "flashinfer-python", "numpy", "aiohttp",
@@ -31,7 +32,7 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
         command=command,
         packages=installed_packages(),
         engines={
-            role: interpreter(python).version_of(side.engine)
+            role: next(filter(None, map(interpreter(python).version_of, profile_of(side.engine).distributions)), "")
             for role, side in plan.spec.sides.items()
             if (python := python_of(side))
         },

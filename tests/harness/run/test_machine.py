@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.harness.run.machine import _git_state, hash_model
+import pytest
+
+from assay.harness.config import RunSpec
+from assay.harness.run.machine import _git_state, hash_model, origin_of
+from assay.harness.run.plan import prepare
+from tests.harness.engines.wheels import wheel
 
 
 def model(folder: Path, **files: bytes) -> Path:
@@ -35,6 +40,15 @@ def test_a_model_is_hashed_once_in_a_process(tmp_path: Path) -> None:
     first = hash_model(folder)
     (folder / "model.safetensors").unlink()
     assert hash_model(folder) == first
+
+
+def test_the_engine_of_a_side_with_packages_is_the_one_that_starts_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    older = wheel(tmp_path, "0.5.22", name="sglang")
+    plan = prepare(RunSpec.of(reference="torch_native", candidate="torch_native", candidate_with=(str(older),)))
+    origin = origin_of(plan, "assay run", "nonce")
+    assert origin.engines == {"candidate": "0.5.22"}
+    assert origin.packages["sglang"] != "0.5.22"
 
 
 def test_git_state_outside_a_repository_is_empty(tmp_path: Path) -> None:
