@@ -26,7 +26,7 @@ def _probes_differ(
 ) -> str:  # fmt: skip
     at = f"generated token {token}" if written else f"prompt token {token:,} of {prompt:,}"
     size = f"mean KL {mean:.2g} nats, at worst {worst:.2g}, and up to {bound:.2g} is noise"
-    return f"{measure} {_CONDITIONS[condition]} differs: {size}; first at {at} of probe {probe}{_also(condition, conditions)}."
+    return f"{measure.capitalize()} {_CONDITIONS[condition]} differs: {size}; first at {at} of probe {probe}{_also(condition, conditions)}."
 
 
 @says
