@@ -50,14 +50,11 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
 }
 """By name, the modules below ``sglang.srt.layers`` (of 0.5.17 to 0.5.23), and the function that changes each."""
 
-_SEEDED = set[str]()
-
 
 def seed(fault: str) -> None:
-    """Seed a fault in this process, when SGLang is imported."""
-    if fault in _SEEDED:  # Python reads the .pth files of a virtual environment twice
+    """Seed a fault in this process, once, when SGLang is imported: Python may read the line that calls this more than once."""
+    if any(finder.__module__ == __name__ for finder in sys.meta_path):
         return
-    _SEEDED.add(fault)
     modules, change = FAULTS[fault]
 
     class Finder:

@@ -92,13 +92,8 @@ def rope_base() -> None:
     """Turn q and k by angles of a base that is 10 % too large."""
     from vllm.model_executor.layers.rotary_embedding import base as module
 
-    init = module.RotaryEmbeddingBase.__init__
-
-    @functools.wraps(init)
-    def made(self: Any, size: int, dims: int, most: int, base: float, *args: Any, **kwargs: Any) -> None:
-        init(self, size, dims, most, base * 1.1, *args, **kwargs)
-
-    module.RotaryEmbeddingBase.__init__ = made
+    compute = module.RotaryEmbeddingBase._compute_inv_freq
+    module.RotaryEmbeddingBase._compute_inv_freq = lambda self, base: compute(self, base * 1.1)
 
 
 def stale_block_table() -> None:

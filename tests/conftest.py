@@ -419,6 +419,12 @@ def random_kills() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def vllm_faults() -> ModuleType:
+    """The benchmark that seeds faults in a vLLM server."""
+    return load(Path(__file__).parents[1] / "benchmarks" / "vllm_faults.py")
+
+
+@pytest.fixture(scope="session")
 def runs() -> ModuleType:
     """Runs on disk, from the first answer to complete ones."""
     return stand_ins("runs")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
-from threadpoolctl import threadpool_limits
 
 from assay.harness.attention.call import AttentionCall
 
@@ -39,11 +38,22 @@ def few_threads(calls: Sequence[AttentionCall]) -> Iterator[None]:
     token = _of_kernels.set(_of_kernels.get() or (before if "OMP_NUM_THREADS" in os.environ else None))
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1, "blas"):
+        with _one_blas_thread():
             yield
     finally:
         torch.set_num_threads(before)
         _of_kernels.reset(token)
+
+
+def _one_blas_thread() -> AbstractContextManager[object]:
+    try:
+        from threadpoolctl import threadpool_limits
+    except (
+        ImportError
+    ):  # an engine's own environment may lack it: kernels there compute the same, and Triton's interpreter longer
+        return nullcontext()
+    limits: AbstractContextManager[object] = threadpool_limits(1, "blas")
+    return limits
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def limits_of(arguments: Mapping[str, Any], context: int) -> EngineLimits:
         chunk_tokens=int(scheduler.get("max_num_batched_tokens") or 0) or None if chunked else None,
         page_tokens=int(cache.get("block_size") or 1),
         prefix_cache=bool(cache.get("enable_prefix_caching", True)),
-        mixed=True,
+        mixed=False,  # a call with sequences in both phases is observed as two (`assay.harness.engines.vllm.engine_call`)
     )
 
 

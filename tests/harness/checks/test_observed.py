@@ -96,6 +96,16 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observed, "read_out", asked)
 
 
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize(("known", "again"), [("mask-missing", False), ("scale-twice", True)])
+def test_a_bug_that_an_earlier_read_out_explained_is_not_read_again(
+    known: str, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 0.5)
+    finding = first(check(NO_MASK, cases=CASES, read_out=Reader(known={known})))
+    assert (finding.id, finding.operator, "the kernel was read" in str(finding.evidence)) == ("mask-missing", "", again)
+
+
 def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:
     journal, before = standing()
     reader = Reader()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -76,3 +78,11 @@ def test_a_large_call_keeps_all_threads() -> None:
         assert torch.get_num_threads() == 2
     with few_threads(SMALL), few_threads([large]):
         assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_environment_without_threadpoolctl_runs_on_one_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    with few_threads(SMALL):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from assay.harness.evidence.error_table import relative_l1
 from assay.harness.evidence.pack import read_manifest, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
+from assay.harness.judge.traces import part
 
 pytestmark = [pytest.mark.slow]
 ROOT = Path(__file__).parents[4]
@@ -78,9 +80,12 @@ Serve = Callable[..., Offline]
 def serve(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """Makes an engine take steps, each under a control."""
 
-    def made(variables: dict[str, str], *controls: Control, model: Path = SOURCE, **engine: Any) -> Offline:
+    def made(
+        variables: dict[str, str], *controls: Control,
+        model: Path = SOURCE, waves: list[list[list[int]]] | None = None, **engine: Any,
+    ) -> Offline:  # fmt: skip
         folder = tmp_path_factory.mktemp("vllm")
-        steps = [{"control": control.model_dump(mode="json"), "waves": prompts()} for control in controls]
+        steps = [{"control": control.model_dump(mode="json"), "waves": waves or prompts()} for control in controls]
         asked = {"engine": {"model": str(model), **engine}, "steps": steps}
         (folder / "steps.json").write_text(json.dumps(asked))
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ} | {
@@ -89,6 +94,8 @@ def serve(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Serve:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1", **variables,
         }  # fmt: skip
+        if plugin := variables.get("PYTHONPATH"):
+            environment["PYTHONPATH"] = f"{room()}:{Path(__file__).parent}:{plugin}"
         done = subprocess.run(
             [vllm_python, str(Path(__file__).with_name("offline.py")), str(folder / "steps.json")],
             env=environment, capture_output=True, text=True, timeout=500, stdin=subprocess.DEVNULL, check=False,
@@ -234,3 +241,55 @@ def test_pages_of_fp8_are_read_as_the_backend_reads_them_and_are_not_rounded(ser
     for recorded in read_pack(served.folder / "pack"):
         assert recorded.call.stored is not None
         assert (recorded.reference.double() - oracle(recorded.call)).abs().max() < 2e-5
+
+
+# Faults of an engine: attention is the right function, of wrong inputs or beside its own place
+
+
+# Place, layer, tensors, and the first of how many positions that differ.
+PLACES = {
+    "wrong-scale": ("attention", 2, ("output",), 64, 37),
+    "head-lost": ("attention", 2, ("output",), 64, 37),
+    "rope-base": ("input", 0, ("q", "k"), 64, 37),
+    "stale-block-table": ("cache", 0, ("k", "v"), 96, 5),
+    "kv-of-another-request": ("cache", 0, ("k", "v"), 0, 32),
+    "prefix-of-another-prompt": ("cache", 0, ("k", "v"), 16, 32),
+}
+
+
+def alike() -> list[list[list[int]]]:
+    """Three waves. In the last, the traced prompt has a prefix of the second; the first one's is half the same in each block."""
+    draw = random.Random(0)
+
+    def drawn(count: int) -> list[int]:
+        return [draw.randrange(20, 1000) for _ in range(count)]
+
+    header = drawn(70)
+    other = [token if at % 32 < 16 else draw.randrange(20, 1000) for at, token in enumerate(header)]
+    return [[other + drawn(20)], [header + drawn(20), drawn(200)], [header + drawn(50), drawn(13), drawn(90)]]
+
+
+def traced(label: str, step: int) -> Control:
+    """Trace the first prompt of the last wave, to the fifth token of its fourth block."""
+    return Control(trace=label, traced=TracedRequest(request=str(6 * step + 3), until=100))
+
+
+@pytest.fixture(scope="module")
+def sound(serve: Serve) -> Offline:
+    """The engine without a fault, twice."""
+    return serve({TRACE: str(2**23)}, traced("first", 0), traced("again", 1), waves=alike())
+
+
+@pytest.mark.parametrize("fault", PLACES)
+def test_a_fault_of_the_engine_is_placed(serve: Serve, sound: Offline, vllm_faults: ModuleType, tmp_path: Path, fault: str) -> None:
+    assert set(PLACES) == set(vllm_faults.FAULTS)
+    variables = {
+        TRACE: str(2**23), "PYTHONPATH": str(vllm_faults.plugin_folder(tmp_path / "plugin")),
+        "VLLM_PLUGINS": f"assay,{vllm_faults.PLUGIN}", vllm_faults.FAULT: fault,
+    }  # fmt: skip
+    wrong = serve(variables, traced("first", 0), waves=alike())
+    base, again = (read_trace(sound.folder, label) for label in ("first", "again"))
+    at = part(base, again, read_trace(wrong.folder, "first"), 1e-5)
+    assert tuple(at[name] for name in ("place", "layer", "names", "position", "positions")) == PLACES[fault]
+    if fault == "head-lost":
+        assert at["head"] == vllm_faults.HEAD

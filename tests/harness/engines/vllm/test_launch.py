@@ -93,7 +93,7 @@ def test_two_servers_of_one_command_line_do_not_differ() -> None:
 def test_limits_are_read_from_the_arguments() -> None:
     limits = arguments.limits_of(told(), 1000)
     assert (limits.context_tokens, limits.chunk_tokens, limits.page_tokens) == (4096, 256, 32)
-    assert (limits.prefix_cache, limits.mixed) == (True, True)
+    assert (limits.prefix_cache, limits.mixed) == (True, False)
     assert arguments.limits_of(told(scheduler_config={"enable_chunked_prefill": False}), 1000).chunk_tokens is None
 
 
