@@ -142,6 +142,8 @@ def test_a_shadow_sees_both_phases_of_each_pass_once(runner: Runner, tmp_path: P
     runner.step()  # to learn how many layers there are
     set_control(tmp_path, Control(shadow=True))
     after = runner.step()
+    written = read_shadow_errors(tmp_path).cells
+    assert relative_l1(written.distance(("phase", "layer"))) == pytest.approx(1.0), "written once both phases were seen"
     set_control(tmp_path, Control())
     runner.step()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
