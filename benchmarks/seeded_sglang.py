@@ -52,7 +52,9 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
 
 
 def seed(fault: str) -> None:
-    """Seed a fault in this process, when SGLang is imported."""
+    """Seed a fault in this process, once, when SGLang is imported: Python may read the line that calls this more than once."""
+    if any(finder.__module__ == __name__ for finder in sys.meta_path):
+        return
     modules, change = FAULTS[fault]
 
     class Finder:

@@ -45,7 +45,9 @@ def measure_rounding(plan: Plan, folder: RunFolder, display: ProgressDisplay) ->
     if plan.has_url or set(servers) != set(ROLES) or folder.read(ROUNDING) is not None:
         return
     ours, theirs = (_rounding(plan.models[role], servers[role]) for role in ROLES)
-    fewest = {name: min(ours[name], theirs[name], key=_bits) for name in ours if ours[name] != theirs[name]}
+    # An engine that quantises nothing has no name for it; a dtype that is not known is not compared.
+    known = [name for name in ours if name == "layers" or (ours[name] and theirs[name])]
+    fewest = {name: min(ours[name], theirs[name], key=_bits) for name in known if ours[name] != theirs[name]}
     if fewest:
         declared = ", ".join(f"{name} in {value}" for name, value in fewest.items())
         with display.waiting(f"computing what {declared} cost"):
@@ -68,12 +70,15 @@ def _stored_dtype(model: Path) -> str:
     """Return the dtype of most of a model's stored numbers, or an empty string if its files do not say."""
     counts: Counter[str] = Counter()
     for file in model.glob("*.safetensors"):
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        for name, about in header.items():
-            if name != "__metadata__":
+        try:
+            with file.open("rb") as opened:
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            tensors = [about for name, about in header.items() if name != "__metadata__"]
+            for about in tensors:
                 counts[about["dtype"]] += about["data_offsets"][1] - about["data_offsets"][0]
-    return _STORED.get(most, most) if (most := next((name for name, _ in counts.most_common(1)), "")) else ""
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+    return next((_STORED.get(name, name) for name, _ in counts.most_common(1)), "")
 
 
 def _bits(rounding: str) -> int:
@@ -84,8 +89,10 @@ def _bits(rounding: str) -> int:
 def _cost(plan: Plan, model: Path, differing: Mapping[str, str]) -> RoundingCost:
     """Compute the cost, or say why there is no independent path to it."""
     size, quantised = memory.model_bytes(model), differing.get("layers", "")
-    if quantised and quantised not in _QUANTISED:
-        return RoundingCost(not_measured=f"assay does not compute {quantised} by itself")
+    unknown = [quantised] if quantised not in _QUANTISED else []
+    unknown += [each for name in ("activations", "weights") if (each := differing.get(name, "")) not in _BITS]
+    if any(unknown):
+        return RoundingCost(not_measured=f"assay does not compute {' or '.join(filter(None, unknown))} by itself")
     if size is None or size > _MOST_BYTES:
         return RoundingCost(not_measured=f"it is computed for models of at most {_MOST_BYTES // 2**20:,} MiB")
     try:

@@ -25,8 +25,9 @@ def _probes_differ(
     conditions: list[str],
 ) -> str:  # fmt: skip
     at = f"generated token {token}" if written else f"prompt token {token:,} of {prompt:,}"
+    what = f"{measure.capitalize()} {_CONDITIONS[condition]}"
     size = f"mean KL {mean:.2g} nats, at worst {worst:.2g}, and up to {bound:.2g} is noise"
-    return f"{measure} {_CONDITIONS[condition]} differs: {size}; first at {at} of probe {probe}{_also(condition, conditions)}."
+    return f"{what} differs: {size}; first at {at} of probe {probe}{_also(condition, conditions)}."
 
 
 @says

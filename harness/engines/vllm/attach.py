@@ -59,7 +59,7 @@ def observe_runner(runner: Any, folder: Path) -> None:
     layers = [layer for layer in runner.compilation_config.static_forward_context.values() if hasattr(layer, "impl")]
     names = sorted({layer.attn_backend.get_name() for layer in layers})
     reference = kernel.name if kernel else " + ".join(names)
-    attachment = _attachment(runner, folder, reference) if wanted else None
+    attachment = _attachment(runner, folder, reference, names) if wanted else None
     tracer.served_by(reference, kernel.declared if kernel else Declaration())
     observed = _Observed(tracer, attachment, kernel)
 
@@ -135,9 +135,15 @@ class _Layer:
             current = self.observed.current
             if metadata is None or current is None:
                 return plain(attention, q, k, v, cache, metadata, output=output, **scales)
+
+            def again() -> Tensor:
+                out = torch.empty_like(output)
+                plain(attention, q, k, v, cache, metadata, output=out, **scales)
+                return out
+
             parts = current.parts
             calls = [
-                VLLMCall(part.phase, current, part, self.layer, q, k, v, metadata, cache, part is parts[-1])
+                VLLMCall(part.phase, current, part, self.layer, q, k, v, metadata, cache, again, part is parts[-1])
                 for part in parts
             ]
             self._compute(calls, output, lambda: plain(attention, q, k, v, cache, metadata, output=output, **scales))
@@ -164,7 +170,13 @@ class _Layer:
             part = current.between(decodes, current.sequences, "extend")
             read = self.observed.reads_keys and makes_keys(self.layer.impl)
             k, v = keys_and_values(self.layer.impl, latents, k_pe) if read else (None, None)
-            call = LatentCall("extend", current, part, self.layer, q, k, v, metadata, cache, decodes == 0)
+
+            def again() -> Tensor:
+                out = torch.empty_like(output)
+                plain(q, latents, k_pe, cache, metadata, scale, output=out, **more)
+                return out.view(len(q), q.shape[1], -1)
+
+            call = LatentCall("extend", current, part, self.layer, q, k, v, metadata, cache, again, decodes == 0)
             view = output.view(len(q), q.shape[1], -1)
             return self._compute(
                 [call], view, lambda: plain(q, latents, k_pe, cache, metadata, scale, output=output, **more)
@@ -181,7 +193,12 @@ class _Layer:
                 return plain(q, cache, metadata, attention)  # type: ignore[no-any-return]
             joined = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
             part = current.between(0, metadata.num_decodes, "decode")
-            call = LatentCall("decode", current, part, self.layer, joined, None, None, metadata, cache)
+
+            def again() -> Tensor:
+                computed: Tensor = plain(q, cache, metadata, attention)[0]
+                return computed
+
+            call = LatentCall("decode", current, part, self.layer, joined, None, None, metadata, cache, again)
             out = joined.new_empty(*joined.shape[:2], self.layer.impl.kv_lora_rank)
             lse: list[Tensor | None] = []
 
@@ -238,8 +255,13 @@ def _limits(runner: Any) -> EngineLimits:
     )
 
 
-def _attachment(runner: Any, folder: Path, reference: str) -> Attachment:
-    """Make the attachment of a worker process, as the environment requests (`assay.harness.engines.inside.control`)."""
+def _attachment(runner: Any, folder: Path, reference: str, backends: Sequence[str]) -> Attachment:
+    """Make the attachment of a worker process, as the environment requests (`assay.harness.engines.inside.control`).
+
+    Args:
+        reference: name of the backend or of the kernel that serves.
+        backends: names of vLLM's own backends in the model.
+    """
     import vllm
     from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
@@ -255,7 +277,7 @@ def _attachment(runner: Any, folder: Path, reference: str) -> Attachment:
             run=nonce_of_process(),
         )
         new_writer = partial(PackWriter, rank_folder(folder / PACK_FOLDER, rank), source, record_bytes // ranks)
-    built = make_candidate(candidate) if candidate else None
+    built = make_candidate(candidate, backends) if candidate else None
     faults = Faults(folder)
     shadow = Shadow(folder, built, new_writer, rank, ranks, native_noise=_native_noise(runner), limits=_limits(runner))
     faulty = FaultyCandidate(built, faults) if built else None

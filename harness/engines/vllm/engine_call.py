@@ -7,7 +7,7 @@ slots. Such a call is split into its sequences in decode and the others, so that
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -162,6 +162,7 @@ class VLLMCall:
         v: as k.
         metadata: of all sequences, as the backend made it.
         cache: the layer's KV cache.
+        recompute: computes the call again as vLLM's own backend does, [tokens, q heads, head_dim_v], the rows of `q`.
         is_last_part: whether no other part of the same call follows.
         forward_pass: the pass, once described.
     """
@@ -175,6 +176,7 @@ class VLLMCall:
     v: Tensor | None
     metadata: Any
     cache: Tensor
+    recompute: Callable[[], Tensor]
     is_last_part: bool = True
     forward_pass: ForwardPass = field(init=False)
 

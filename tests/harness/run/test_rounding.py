@@ -91,11 +91,16 @@ def test_weights_in_fewer_bits_are_rounded_from_those_with_more(
     assert made.declared == "weights in bfloat16"
 
 
-@pytest.mark.parametrize(("quantised", "says"), [("awq", "assay does not compute awq by itself")])
-def test_what_no_independent_path_computes_is_said(run: Any, quantised: str, says: str) -> None:
-    made = run(quantization=("", quantised)).read(ROUNDING)
+def test_what_no_independent_path_computes_is_said(run: Any) -> None:
+    made = run(quantization=("", "awq")).read(ROUNDING)
     assert made is not None
-    assert (made.mean, made.not_measured) == (None, says)
+    assert (made.mean, made.not_measured) == (None, "assay does not compute awq by itself")
+
+
+def test_a_checkpoint_in_integers_is_not_computed(run: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = run((MODEL, stored(tmp_path_factory.mktemp("models") / "coarse", torch.int8))).read(ROUNDING)
+    assert made is not None
+    assert (made.declared, made.not_measured) == ("weights in I8", "assay does not compute I8 by itself")
 
 
 def test_a_large_model_is_not_computed(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

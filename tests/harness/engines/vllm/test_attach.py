@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
-from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, cumulative
 from assay.harness.engines.inside.control import KERNEL, SHADOW, Control, set_control
 from assay.harness.engines.vllm.attach import observe_runner
 from assay.harness.engines.vllm.kv_pages import Pages
@@ -142,6 +142,8 @@ def test_a_shadow_sees_both_phases_of_each_pass_once(runner: Runner, tmp_path: P
     runner.step()  # to learn how many layers there are
     set_control(tmp_path, Control(shadow=True))
     after = runner.step()
+    written = read_shadow_errors(tmp_path).cells
+    assert relative_l1(written.distance(("phase", "layer"))) == pytest.approx(1.0), "written once both phases were seen"
     set_control(tmp_path, Control())
     runner.step()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -154,6 +156,29 @@ def test_a_shadow_sees_both_phases_of_each_pass_once(runner: Runner, tmp_path: P
     worst = {(case.phase, case.request) for case in errors.worst}
     assert {phase for phase, _ in worst} == {"extend", "decode"}
     assert {request for phase, request in worst if phase == "decode"} == {"b"}
+
+
+@pytest.mark.parametrize("kernel", ["", "kernels_of_this_test:zeros"])
+def test_vllms_own_backend_is_a_candidate_beside_itself_and_beside_a_kernel(
+    kernel: str, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SHADOW, "CPU_ATTN")
+    monkeypatch.setenv(KERNEL, kernel)
+    observe_runner(runner, tmp_path)
+    runner.step()
+    set_control(tmp_path, Control(shadow=True))
+    runner.step()
+    set_control(tmp_path, Control())
+    runner.step()
+    errors = read_shadow_errors(tmp_path)
+    assert errors.failed_calls == ()
+    assert errors.cells.observed("phase") == ("extend", "decode")
+    distances = errors.cells.candidate.own[:, :2].sum(0)
+    assert distances[1] > 0
+    assert distances[0] / distances[1] < 1e-6, "the candidate is right, whoever serves"
+    monkeypatch.setenv(SHADOW, "FLASHINFER")
+    with pytest.raises(KernelRefused, match="unknown candidate 'FLASHINFER'; expected a module:function or one of CPU_ATTN"):
+        observe_runner(Runner(), tmp_path)
 
 
 @pytest.mark.parametrize(("attribute", "kernel"), [(SHADOW, "zeros"), (KERNEL, "zeros"), (KERNEL, "right")])

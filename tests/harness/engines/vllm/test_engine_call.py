@@ -110,7 +110,7 @@ def call_of(window: int) -> tuple[VLLMCall, torch.Tensor]:
     )
     decode = served.parts[1]
     q = torch.randn(4, HEADS, DIM)
-    call = VLLMCall("decode", served, decode, layer_of(sliding_window=window), q, None, None, metadata, cache)
+    call = VLLMCall("decode", served, decode, layer_of(sliding_window=window), q, None, None, metadata, cache, q.clone)
     return call, torch.cat([cache[3], cache[2]], dim=1)[:, :, :DIM].transpose(0, 1)
 
 
