@@ -37,7 +37,7 @@ class Extension:
         return write(self.model_runner, label)
 
 
-def _repair() -> None:
+def repair() -> None:
     """Install the repairs, once in a process."""
     from vllm.v1.outputs import LogprobsTensors
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -134,4 +134,4 @@ class _Scores:
 
 
 if os.environ.get(EVIDENCE):
-    _repair()
+    repair()

@@ -166,3 +166,15 @@ def test_packages_are_part_of_the_treatment_and_hide_their_secrets() -> None:
     reference, candidate = side(), side("a==1", "b @ git+https://user:secret@host/b")
     assert treatment(reference, side("a==1", "b")) == {"packages": ("", "a==1, b")}
     assert "secret" not in str(without_secrets(candidate))
+
+
+def test_an_engine_that_is_missing_here_is_found_in_the_environment_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "cpu"))
+    vllm = Side(engine="vllm", backend="CPU_ATTN")
+    assert environments.python_of(vllm) == ""
+    beside = tmp_path / "vllm" / "bin" / "python"
+    beside.parent.mkdir(parents=True)
+    beside.symlink_to(sys.executable)
+    assert environments.python_of(vllm) == str(beside)
+    assert environments.python_of(vllm.model_copy(update={"interpreter": "/own/python"})) == "/own/python"
+    assert environments.python_of(Side(backend="triton")) == "", "another engine's is not taken"
