@@ -205,7 +205,7 @@ def ends_at_once(journal: Journal, **given: Any) -> None:
 def test_a_backend_that_ends_its_process_loses_one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "_JOB", f"{__name__}:ends_on_sinks")
     monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
-    (result,) = honours.measure(("mine",), model=("float32", 64)).backends  # in one shape
+    (result,) = honours.measure(("mine",)).backends
     assert {cell.attribute: cell.state for cell in result.measured if cell.state != "honours"} == {"sinks": "crashes"}
     assert [(cell.phase, cell.says) for cell in result.measured if cell.attribute == "sinks"] == [
         ("prefill", ENDED), ("prefill with a cached prefix", ENDED), ("decode", ""),

@@ -1,0 +1,40 @@
+"""Each engine's package has what the registry promises neutral rooms."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from assay.harness.engines import launch, registry
+from assay.harness.engines.launched import LaunchedServer
+from assay.harness.sides import ENGINES, Engine, profile_of
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [
+        (registry.Arguments, "arguments"), (registry.Catalog, "catalog"), (registry.Failures, "failures"),
+        (launch.Launching, "launch"),
+    ],
+)  # fmt: skip
+def test_a_module_has_every_member_with_the_parameters_of_its_protocol(engine: Engine, protocol: Any, name: str) -> None:
+    module = registry.module(engine, name)
+    members = [*inspect.getmembers(protocol, inspect.isfunction), *((each, None) for each in protocol.__annotations__)]
+    asked = [(member, function) for member, function in members if not member.startswith("_")]
+    assert asked
+    for member, function in asked:
+        own = getattr(module, member)
+        if function is not None:
+            parameters = [*inspect.signature(function).parameters][1:]
+            assert [*inspect.signature(own).parameters] == parameters, f"{engine}.{name}.{member}"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_is_one_that_assay_starts_and_its_profile_names_its_reference(engine: Engine) -> None:
+    assert issubclass(registry.module(engine, "server").SERVER, LaunchedServer)
+    profile = profile_of(engine)
+    assert profile.references["cpu"] in profile.cpu_backends
+    assert set(profile.cpu_backends) <= set(registry.catalog(engine).backends())
