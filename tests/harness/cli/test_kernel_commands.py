@@ -94,7 +94,7 @@ def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(assay: Run, 
     assert done.returncode == 3
     assert "the process of the kernel was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in done.stdout
     assert "0 of " in done.stdout
-    assert 'ending_kernels.py", line 9 in crashes' in done.stderr
+    assert 'ending_kernels.py", line 10 in crashes' in done.stderr
 
 
 def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path) -> None:

@@ -521,7 +521,7 @@ def keep_alive(handler: Handler) -> None:
 )
 def test_a_stream_that_fails_is_an_engine_error_and_nothing_is_sent_twice(mock: Mock, behaviour: Behaviour, says: str) -> None:
     mock.behaviours = [behaviour]
-    threading.Timer(4.0, mock.ended.set).start()
+    threading.Timer(30.0, mock.ended.set).start()
     with pytest.raises(EngineError, match=says) as caught:
         stream(mock, timeout_s=0.5)
     assert str(caught.value).startswith("the candidate server")

@@ -35,7 +35,9 @@ class Server:
 
 def asked(tmp_path: Path, accepted: str = "") -> Any:
     spec = SimpleNamespace(
-        sides={role: Side(backend=role, model="m") for role in ROLES}, policy=SimpleNamespace(fingerprint=accepted)
+        sides={role: Side(backend=role, model="m") for role in ROLES},
+        policy=SimpleNamespace(fingerprint=accepted),
+        treatment={"backend": ROLES},
     )
     folder = SimpleNamespace(nonce="a-run", server_folder=lambda role: tmp_path / role)
     return SimpleNamespace(plan=SimpleNamespace(spec=spec), folder=folder)

@@ -35,7 +35,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read files in this process: an interpreter takes seconds to start."""
     pytest.importorskip("transformers")
 
-    def printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str) -> str:
+    def printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str, engine: str) -> str:
         return json.dumps(in_interpreter.main(command[2], json.loads(Path(command[3]).read_text())))
 
     monkeypatch.setattr(fingerprints, "_printed", printed)
