@@ -29,7 +29,7 @@ from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.vllm.engine_call import Part, ServedPass, VLLMCall, kind_of, layer_number
 from assay.harness.engines.vllm.latents import LatentCall, keys_and_values, makes_keys
-from assay.harness.engines.vllm.meter import Served, counter
+from assay.harness.engines.vllm.meter import Served, counter, note_served
 from assay.harness.engines.vllm.served_kernel import ServedKernel, make_candidate, served_kernel
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.faults import SENSITIVITY
@@ -74,6 +74,7 @@ def observe_runner(runner: Any, folder: Path) -> None:
     for layer in layers:
         name = layer.attn_backend.get_name()
         by_phase = kernel.by_phase(name) if kernel else dict.fromkeys(PHASES, Served(name, name))
+        note_served(layer, by_phase)
         observed.observe(layer, name, counter(folder, by_phase, device))
 
 

@@ -12,6 +12,7 @@ import torch
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.inside.control import EVIDENCE
+from assay.harness.engines.vllm.meter import served_by
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, Tokens
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.run_file import nonce_of_process
@@ -118,15 +119,15 @@ def _quantisation(runner: Any, model: Any) -> dict[str, str]:
 
 
 def _backends(config: Any, model: Any) -> tuple[Resolved, ...]:
-    rows: dict[tuple[str, str], list[int]] = {}
+    rows: dict[tuple[str, str, str], list[int]] = {}
 
-    def add(path: str, operation: str, name: str) -> None:
+    def add(path: str, operation: str, name: str, phase: str = "") -> None:
         layer = layer_of(path)
-        rows.setdefault((operation, name), []).extend([] if layer is None else [layer])
+        rows.setdefault((operation, phase, name), []).extend([] if layer is None else [layer])
 
     for path, layer in config.compilation_config.static_forward_context.items():
-        for name in _attention(layer):
-            add(path, "attention", name)
+        for phase, name in _attention(layer):
+            add(path, "attention", name, phase)
     for path, module in model.named_modules():
         kind, method = type(module).__name__, getattr(module, "quant_method", None)
         if method is not None and "Attention" not in kind:
@@ -134,12 +135,15 @@ def _backends(config: Any, model: Any) -> tuple[Resolved, ...]:
             add(path, of, type(method).__name__)
         elif (forward := getattr(module, "_forward_method", None)) is not None:
             add(path, kind, str(getattr(forward, "__name__", forward)))
-    return tuple(Resolved(operation=op, layers=ranges_of(layers), runs=name) for (op, name), layers in rows.items())
+    return tuple(
+        Resolved(operation=operation, phase=phase, layers=ranges_of(layers), runs=name)
+        for (operation, phase, name), layers in rows.items()
+    )
 
 
-def _attention(layer: Any) -> Iterator[str]:
-    """Yield the name of an attention layer's backend, with the instruction set that it computes with on a CPU."""
-    backend = getattr(layer, "attn_backend", None)
-    if backend is not None:
-        isa = getattr(getattr(layer, "impl", None), "isa", "") or getattr(layer, "isa", "")
-        yield f"{backend.get_name()}{f' ({isa})' if isa else ''}"
+def _attention(layer: Any) -> Iterator[tuple[str, str]]:
+    """Yield each phase and who computes it: a kernel, or a backend with the instruction set that it computes with on a CPU."""
+    isa = getattr(getattr(layer, "impl", None), "isa", "") or getattr(layer, "isa", "")
+    for phase, name in served_by(layer).items():
+        own = isa and name == layer.attn_backend.get_name()
+        yield phase, f"{name} ({isa})" if own else name

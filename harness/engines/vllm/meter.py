@@ -5,10 +5,11 @@ A call that holds sequences of both phases counts once in each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from assay.harness.conditions import PHASES, has_cached_prefix
 from assay.harness.engines.inside.meter import Meter, admissions
@@ -31,6 +32,18 @@ class Served:
     kernel: str
     delegated_by: str = ""
     interpreted: bool = False
+
+
+def note_served(layer: Any, by_phase: Mapping[str, Served]) -> None:
+    """Note on an attention layer who computes each phase, since vLLM's objects name its own backend where a kernel replaces it."""
+    layer.assay_served = {phase: served.backend for phase, served in by_phase.items()}
+
+
+def served_by(layer: Any) -> dict[str, str]:
+    """Return who computes each phase of a layer: a kernel, or the backend that vLLM chose; {} if vLLM chose none."""
+    backend = getattr(layer, "attn_backend", None)
+    chosen = {} if backend is None else dict.fromkeys(PHASES, str(backend.get_name()))
+    return chosen | getattr(layer, "assay_served", {})
 
 
 @cache

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, cumulative
+from assay.harness.attention.declaration import declares
 from assay.harness.engines.inside.control import KERNEL, SHADOW, Control, set_control
 from assay.harness.engines.vllm.attach import observe_runner
+from assay.harness.engines.vllm.fingerprint import _backends
 from assay.harness.engines.vllm.kv_pages import Pages
 from assay.harness.engines.vllm.plugin import observe_workers
 from assay.harness.evidence.counters import read_counters
@@ -109,6 +111,12 @@ def zeros(call: AttentionCall) -> Tensor:
     return torch.zeros_like(call.q)
 
 
+@declares(phases=("decode",))
+def for_decode(call: AttentionCall) -> Tensor:
+    """Compute the truth of one phase alone."""
+    return rounded_oracle(call)
+
+
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Runner:
     """A runner in a process in which vLLM's modules are stand-ins; its pages hold K and V side by side."""
@@ -119,7 +127,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Runner:
     monkeypatch.setitem(sys.modules, "vllm.distributed", distributed)
     monkeypatch.setattr(Pages, "of", classmethod(lambda cls, layer, cache, dtype: cls(cache, None)))
     here = ModuleType("kernels_of_this_test")
-    here.__dict__.update(right=right, zeros=zeros)
+    here.__dict__.update(right=right, zeros=zeros, for_decode=for_decode)
     monkeypatch.setitem(sys.modules, here.__name__, here)
     return Runner()
 
@@ -179,6 +187,22 @@ def test_vllms_own_backend_is_a_candidate_beside_itself_and_beside_a_kernel(
     monkeypatch.setenv(SHADOW, "FLASHINFER")
     with pytest.raises(KernelRefused, match="unknown candidate 'FLASHINFER'; expected a module:function or one of CPU_ATTN"):
         observe_runner(Runner(), tmp_path)
+
+
+def served(runner: Runner) -> set[tuple[str, str, str]]:
+    """Who computes attention, as a fingerprint records it: phase, layers, name."""
+    config = SimpleNamespace(compilation_config=runner.compilation_config)
+    return {(row.phase, row.layers, row.runs) for row in _backends(config, torch.nn.Module()) if row.operation == "attention"}
+
+
+def test_a_fingerprint_names_the_kernel_that_computes_each_phase(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe_runner(runner, tmp_path)
+    assert served(runner) == {("extend", "0-1", "CPU_ATTN"), ("decode", "0-1", "CPU_ATTN")}
+    monkeypatch.setenv(KERNEL, "kernels_of_this_test:for_decode")
+    observe_runner(other := Runner(), tmp_path)
+    assert served(other) == {("extend", "0-1", "CPU_ATTN"), ("decode", "0-1", "kernels_of_this_test:for_decode")}
 
 
 @pytest.mark.parametrize(("attribute", "kernel"), [(SHADOW, "zeros"), (KERNEL, "zeros"), (KERNEL, "right")])
