@@ -42,6 +42,7 @@ _APART = ("ignored", "positions")
 _OTHER_MODEL = {"weights.other": True, "weights.dtype": True}
 _WITHOUT_SERVER = "loaded without a server"
 # Prefixes of the differences that a setting declares, in addition to its own argument.
+_SAVED_DTYPE = "config.dtype"
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages", "config"),
     "packages": ("packages", "config"),
@@ -158,6 +159,10 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         # The settings behind RoPE tables can be written in several ways without changing the tables.
         if not ("rope" in compared and _TABLED.match(difference.name))
     ]
+    if sources <= {"server", "model runner"} and {"weights", "quantisation"} <= set(compared):
+        # Where both compute in the same dtype, that of config.json says only in which one the checkpoint was saved.
+        computed = {"weights.dtype", "quantisation.weights"}.isdisjoint(each.name for each in differ)
+        differ = [each for each in differ if not (computed and each.name == _SAVED_DTYPE)]
     of_chats = all(side.tokens and side.tokens.chats for side in (left, right))
     visible = {setting: values for setting, values in asked.items() if of_chats or setting != "--chat-template"}
     differ += _unseen(visible, differ, compared)

@@ -250,6 +250,24 @@ def test_weights_of_the_same_values_in_another_dtype_are_told_and_do_not_count()
     assert first(fingerprint(weights=described(random_weights())), left)[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "computes_in", "counts"), [("server", "float32", False), ("server", "bfloat16", True), ("files", "float32", True)]
+)
+def test_the_dtype_of_a_checkpoint_counts_unless_both_servers_compute_in_the_same(
+    source: Any, computes_in: str, counts: bool
+) -> None:
+    weights = described({"a": torch.ones(4)})
+    saved = (("float32", "float32"), ("bfloat16", computes_in))
+    left, right = (
+        fingerprint(weights=weights, config={"dtype": dtype}, quantisation={"weights": computed}).model_copy(
+            update={"source": source}
+        )
+        for dtype, computed in saved
+    )
+    names = {difference.name for difference in compare_fingerprints(left, right).differences}
+    assert ("config.dtype" in names) is counts
+
+
 def test_what_follows_from_a_speculative_algorithm_is_declared_by_it() -> None:
     none = {"speculative_algorithm": "null", "speculative_num_steps": "null", "speculative_accept_threshold_acc": "1.0"}
     drafts = {**none, "speculative_algorithm": "NGRAM", "speculative_num_steps": "11", "enable_mixed_chunk": "false"}
