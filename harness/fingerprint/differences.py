@@ -41,8 +41,8 @@ _APART = ("ignored", "positions")
 # Differences of weights that make it a different model: most weights differ, or are rounded.
 _OTHER_MODEL = {"weights.other": True, "weights.dtype": True}
 _WITHOUT_SERVER = "loaded without a server"
-# Prefixes of the differences that a setting declares, in addition to its own argument.
 _SAVED_DTYPE = "config.dtype"
+# Prefixes of the differences that a setting declares, in addition to its own argument.
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages", "config"),
     "packages": ("packages", "config"),

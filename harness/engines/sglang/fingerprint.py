@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,19 +17,15 @@ from torch import Tensor
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.inside.attachment import ControlReader
+from assay.harness.engines.inside.process_fingerprint import describe_process, rank
 from assay.harness.engines.sglang import arguments
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, Tokens
-from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.run_file import nonce_of_process
-from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
 from assay.harness.fingerprint.in_interpreter import (
     beside_config,
     generation_of,
-    observed,
     overridden,
     settings_of,
     tokens_of,
-    versions,
 )
 from assay.harness.fingerprint.in_model import digest, dtype_name, held_floats, layer_of, ranges_of, ropes_of
 from assay.harness.fingerprint.weight_places import weights_of
@@ -51,23 +46,10 @@ def describe(runner: Any) -> Fingerprint:
         "experts": _experts,
         "backends": lambda: _backends(runner),
         "arguments": lambda: resolved_arguments(runner.server_args),
-        "environment": lambda: variables(os.environ),
-        "packages": lambda: versions(PACKAGES),
-        "hardware": lambda: device_facts(str(runner.device)),
     }
-    if _rank():  # the first rank reports what all ranks share
-        del parts["tokens"], parts["generation"]
-    with torch.inference_mode():
-        seen = observed(parts)
     import sglang
 
-    return Fingerprint(
-        run=nonce_of_process(),
-        source="model runner",
-        engine=engine_label("sglang", sglang.__version__, str(runner.device).partition(":")[0]),
-        model=str(runner.server_args.model_path),
-        **seen,
-    )
+    return describe_process("sglang", sglang.__version__, str(runner.server_args.model_path), str(runner.device), parts)
 
 
 class FingerprintWriter:
@@ -91,11 +73,7 @@ class FingerprintWriter:
         positions = getattr(batch, "positions", None)
         if isinstance(positions, Tensor):
             made = made.model_copy(update={"positions": tuple(map(int, positions.flatten().tolist()))})
-        OF_PROCESS.write(self._folder, made, process=f"{label}-{_rank():04}")
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        OF_PROCESS.write(self._folder, made, process=f"{label}-{rank():04}")
 
 
 def _tokens(server_args: Any) -> Tokens:

@@ -8,23 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.inside.control import EVIDENCE
+from assay.harness.engines.inside.process_fingerprint import describe_process, rank
 from assay.harness.engines.vllm.meter import served_by
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, Tokens
-from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.run_file import nonce_of_process
-from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
 from assay.harness.fingerprint.in_interpreter import (
     beside_config,
     generation_of,
-    observed,
     overridden,
     settings_of,
     tokens_of,
-    versions,
 )
 from assay.harness.fingerprint.in_model import dtype_name, held_floats, layer_of, ranges_of, ropes_of
 from assay.harness.fingerprint.weight_places import weights_of
@@ -44,34 +38,17 @@ def describe(runner: Any) -> Fingerprint:
         "quantisation": lambda: _quantisation(runner, model),
         "experts": lambda: _none_of(config.parallel_config.enable_eplb, "vLLM's balanced experts are not read"),
         "backends": lambda: _backends(config, model),
-        "environment": lambda: variables(os.environ),
-        "packages": lambda: versions(PACKAGES),
-        "hardware": lambda: device_facts(str(runner.device)),
     }
-    if _rank():  # the first rank reports what all ranks share
-        del parts["tokens"], parts["generation"]
-    with torch.inference_mode():
-        seen = observed(parts)
     import vllm
 
-    return Fingerprint(
-        run=nonce_of_process(),
-        source="model runner",
-        engine=engine_label("vllm", vllm.__version__, str(runner.device).partition(":")[0]),
-        model=folder,
-        **seen,
-    )
+    return describe_process("vllm", vllm.__version__, folder, str(runner.device), parts)
 
 
 def write(runner: Any, label: str) -> str:
     """Write the fingerprint of a worker's process into the server's folder under a label, and return the engine's name."""
     made = describe(runner)
-    OF_PROCESS.write(Path(os.environ[EVIDENCE]), made, process=f"{label}-{_rank():04}")
+    OF_PROCESS.write(Path(os.environ[EVIDENCE]), made, process=f"{label}-{rank():04}")
     return made.engine
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def _tokens(model: Any) -> Tokens:
