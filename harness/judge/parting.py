@@ -27,13 +27,11 @@ def claim(run: RunEvidence) -> Judged:
     if reference is None or candidate is None:
         return Judged()
     row = PartingRow(probe=reference.item)
-    dtypes = {str(server.arguments.get("dtype", "")) for server in run.servers.values()}
-    coarsest = dtypes.pop() if len(dtypes) == 1 else ""  # of two dtypes, the sides may differ by the coarser
     try:
         ours, nonce = run.folder.server_folder("reference"), run.folder.nonce
         base, again = (read_trace(ours, label, nonce) for label in (FIRST, AGAIN))
         other = read_trace(run.folder.server_folder("candidate"), FIRST, nonce)
-        row = row.model_copy(update=part(base, again, other, least_error(coarsest, "backend" in run.spec.treatment)))
+        row = row.model_copy(update=part(base, again, other, least_error(run.dtype, "backend" in run.spec.treatment)))
     except (EvidenceError, ValueError) as error:
         row = row.model_copy(update=_failed(error))
     return Judged(parts={"parting": row})
