@@ -7,8 +7,8 @@
 
 Each treatment is one run with the suites greedy, logits and layers, in a folder of its own in --out; unknown flags go to each.
 Its row is printed and appended to ``rows.jsonl`` as soon as it is known, also if the run failed or took longer than --seconds.
-The faults of the engine are those of ``seeded_engines.py``, laid over the candidate's Python; the one in transformers is a wheel of the
-installed version with one changed line. Exits with 1 if a right treatment is a regression, or a fault is not.
+The faults of the engine are those of ``seeded_engines.py``, laid over the candidate's Python; the one in transformers is a wheel of
+the installed version with one changed line. Exits with 1 if a right treatment is a regression, or a fault is not.
 """
 
 from __future__ import annotations
