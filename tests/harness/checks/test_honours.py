@@ -146,7 +146,7 @@ def test_a_model_is_measured_in_its_dtype_and_head_dim_in_short_calls_and_long_o
         return rounded_oracle(call)
 
     monkeypatch.setattr(honours, "native_kernels", lambda engine: Stands(note))
-    measure_backend(Journal(lambda event: None), "mine", ["window"], model=("float32", 80))
+    measure_backend(Journal(lambda event: None), "mine", attributes=["window"], model=("float32", 80))
     assert seen == {(torch.float32, 80, False), (torch.float32, 80, True)}
 
 

@@ -231,11 +231,13 @@ def test_what_is_not_shown_is_said_and_only_a_window_of_a_key_more_or_less_is_ne
         Measured(attribute="softcap", phase=phase, state=state, says=words)
         for phase, (state, words) in zip(("prefill", "decode"), cells, strict=False)
     )
-    backends = tuple(
-        BackendResult(backend=name, problem="" if cells else "it cannot run", measured=measured)
-        for name in ("torch_native", "triton")
-    )
-    monkeypatch.setattr(honours, "measure", lambda *_, **__: Honours(engine="", torch="", device="cpu", backends=backends))
+
+    def measure(names: list[str], *_: Any, **__: Any) -> Honours:
+        problem = "" if cells else "it cannot run"
+        backends = tuple(BackendResult(backend=name, problem=problem, measured=measured) for name in names)
+        return Honours(engine="", torch="", device="cpu", backends=backends)
+
+    monkeypatch.setattr(honours, "measure", measure)
     plan = planned(model(attn_logit_softcapping=50.0))
     if fatal:
         with pytest.raises(UsageError, match=says):
