@@ -73,7 +73,7 @@ def claim(run: RunEvidence) -> Judged:
             for each in traced_passes(records[role], place, [(features, why) for why in whys])
         ]
         # Where fewer bits are declared, each layer may round as in bfloat16.
-        least = least_error("" if any(run.noise) else _dtype(run), another_kernel=True)
+        least = least_error("" if any(run.noise) else run.dtype, another_kernel=True)
         differs = suite.verdict == "regression"
         parts["parting"] = parting_of(place, passes, base, limits, least, run.folder.nonce, differs=differs)
     return Judged(suite=suite, checks=[required.check("ok", suite.why[-1])], parts=parts)
@@ -100,14 +100,8 @@ def _records(run: RunEvidence) -> dict[Role, list[ProbePass]]:
     return {role: passes_of(run.folder.server_folder(role), run.folder.nonce) for role in ROLES}
 
 
-def _dtype(run: RunEvidence) -> str:
-    """Return the dtype of both servers' activations, or an empty string: of two, the sides may differ by the coarser."""
-    dtypes = {str(server.arguments.get("dtype", "")).removeprefix("torch.") for server in run.servers.values()}
-    return dtypes.pop() if len(dtypes) == 1 else ""
-
-
 def _limits(run: RunEvidence, reference: _Passes) -> dict[Measure, Bound]:
-    return limits_of(reference, _dtype(run), [*filter(None, run.noise)], run.spec.policy)
+    return limits_of(reference, run.dtype, [*filter(None, run.noise)], run.spec.policy)
 
 
 def _by_condition(made: Sequence[ProbePass]) -> dict[str, ProbePass]:
