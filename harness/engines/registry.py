@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from assay.harness.backend import Backend
 from assay.harness.evidence.envelope import EngineLimits
-from assay.harness.sides import Engine
+from assay.harness.sides import Device, Engine
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from assay.harness.attention.call import AttentionCall
     from assay.harness.attention.declaration import Declaration
     from assay.harness.engines.failures import Cause
+    from assay.harness.engines.features import Feature
 
 
 class Arguments(Protocol):
@@ -62,6 +64,19 @@ class Catalog(Protocol):
 
     def checked_backend(self, flag: str, name: str, /) -> Backend:
         """Check that a server can run a backend of this name, which `flag` gave. Raises UsageError if it cannot."""
+
+
+class Features(Protocol):
+    """``features``: what an engine can switch that should not affect outputs."""
+
+    DERIVED: tuple[str, ...]
+    """Differences between two servers that follow from features, as ``assay compare --allow`` names them."""
+
+    def features_of(self, device: Device, /) -> dict[str, Feature]:
+        """Return all features by id, in the order in which they are listed."""
+
+    def with_models(self, flags: tuple[str, ...], model: Path, folder: Path, /) -> tuple[str, ...]:
+        """Put folders into flags that need models made for the server's own one, which are written into its folder."""
 
 
 class Failures(Protocol):
@@ -130,6 +145,11 @@ def failures(engine: Engine) -> Failures:
 def native_kernels(engine: Engine) -> NativeKernels:
     """Return the module with an engine's own attention backends as kernels."""
     return cast(NativeKernels, module(engine, "native_kernel"))
+
+
+def features(engine: Engine) -> Features:
+    """Return the module with an engine's features."""
+    return cast(Features, module(engine, "features"))
 
 
 def fingerprint_module(engine: Engine) -> str:
