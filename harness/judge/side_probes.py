@@ -33,7 +33,7 @@ from assay.harness.judge.traces import least_error
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
-from assay.harness.verdict import Requirement, Verdict
+from assay.harness.verdict import CheckStatus, Requirement, Verdict
 
 # Multiple of the largest divergence of prefill above which that of decode is the place to trace.
 _DECODE_OVER_PREFILL = 10.0
@@ -50,7 +50,9 @@ def claim(run: RunEvidence) -> Judged:
     both = {role: _by_condition(made) for role, made in records.items()}
     if any(len(passes) < len(CONDITIONS) for passes in both.values()):
         said = next((each.problem for made in records.values() for each in made if each.problem), "")
-        return Judged(checks=[required.check("missing", state("probes-not-asked", said=said))])
+        probed = all(registry.probed(side.engine) for side in run.spec.sides.values())
+        status: CheckStatus = "missing" if probed else "not checked"
+        return Judged(checks=[required.check(status, state("probes-not-asked", said=said))])
     limits = _limits(run, both["reference"])
     for role, server in run.servers.items():
         if (
