@@ -37,7 +37,7 @@ def generate(server: Engine, prompt: str, max_tokens: int) -> Generation:
 def generate_all(
     server: Engine, items: Sequence[Item], prompts: Sequence[Sequence[int]], tokens: Sequence[int], top_logprobs: int
 ) -> list[Answer]:
-    """Implement `Engine.generate_all` by probes, of which the last token of each prompt is not scored."""
+    """Implement `Engine.generate_all` by probes that score no token of their prompts."""
     name, begun = f"assay-generated-{secrets.token_hex(4)}", time.monotonic()
     requests = [
         ProbeRequest(item.id, f"{name}-{number}", tuple(ids), len(ids) - 1, most, top=top_logprobs)
