@@ -79,7 +79,7 @@ def test_both_calls_are_made_smaller_and_the_last_stays_right_alone() -> None:
 
     shown = _smallest(fresh(halved_where(grown)), [LAST, CALLS[3]], (64,))
     assert (shown.kind, shown.times, len(shown.sources)) == ("sequence", 1, 2)
-    assert "new+prefix 16+5, 1 q head on 1 kv head" in shown.words[0], "21 keys"
+    assert "new+prefix 12+9, 1 q head on 1 kv head" in shown.words[0], "21 keys"
     assert "new+prefix 1+0, 1 q head on 1 kv head" in shown.words[1]
 
 
@@ -113,8 +113,8 @@ FEW = {"phases": ["decode"], "dtypes": ["float32"], "head_dims": [64, 128], "rea
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("scale_of_the_first", "right alone, in a fresh process, and wrong after: "),
         ("every_9th", "right alone, in a fresh process, and wrong in its run 9"),
+        ("scale_of_the_first", "right alone, in a fresh process, and wrong after: "),
         ("stateless", "it fails alone, in a fresh process"),
         ("coin", "chance decides"),
         ("raises", "it fails alone, in a fresh process"),
