@@ -30,6 +30,11 @@ def server(backend: str = "mine", phases: tuple[str, ...] = ("extend",), role: s
 REFERENCE = [count("triton"), count("triton", "decode")]
 
 
+def test_a_kernel_that_was_never_called_is_missing() -> None:
+    (check,) = rules.check_kernel_ran(server(), [], REFERENCE)
+    assert (check.status, check.outcome) == ("missing", state("no-call-counted", phase="extend", backend="mine"))
+
+
 def test_a_fallback_next_to_the_kernel_fails() -> None:
     (check,) = rules.check_kernel_ran(server(), [count("mine"), count("triton", calls=1)], REFERENCE)
     assert (check.status, check.outcome.id, check.outcome.values["others"]) == ("failed", "others-called", [["triton kernel", 4]])
