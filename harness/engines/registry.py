@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -154,6 +155,11 @@ def native_kernels(engine: Engine) -> NativeKernels:
 def features(engine: Engine) -> Features:
     """Return the module with an engine's features."""
     return cast(Features, module(engine, "features"))
+
+
+def probed(engine: Engine) -> bool:
+    """Return True if an engine's servers can be asked the probes: it then lists its features."""
+    return find_spec(f"assay.harness.engines.{engine}.features") is not None
 
 
 def fingerprint_module(engine: Engine) -> str:
