@@ -243,7 +243,7 @@ def _kernels(asked: _Asking, role: Role) -> _Work | None:
     place = asked.folder.server_folder(role)
     listed = place / FOLDER / _COMPLETE
     known = listed.exists() and listed.read_text() == asked.folder.nonce
-    if known or not asked.plan.compares_answers or asked.plan.backend(role).is_url:
+    if known or not asked.plan.compares_answers or not asked.plan.instrumented(role):
         return None
 
     def list_kernels(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.harness.engines import memory
+from assay.harness.engines import memory, registry
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.progress import ProgressDisplay
@@ -44,7 +44,10 @@ def measure_rounding(plan: Plan, folder: RunFolder, display: ProgressDisplay) ->
     servers = {server.role: server.arguments for server in folder.progress().servers}
     if plan.has_url or set(servers) != set(ROLES) or folder.read(ROUNDING) is not None:
         return
-    ours, theirs = (_rounding(plan.models[role], servers[role]) for role in ROLES)
+    ours, theirs = (
+        _rounding(plan.models[role], registry.arguments(plan.spec.sides[role].engine).numerics(servers[role]))
+        for role in ROLES
+    )
     # An engine that quantises nothing has no name for it; a dtype that is not known is not compared.
     known = [name for name in ours if name == "layers" or (ours[name] and theirs[name])]
     fewest = {name: min(ours[name], theirs[name], key=_bits) for name in known if ours[name] != theirs[name]}
@@ -57,13 +60,13 @@ def measure_rounding(plan: Plan, folder: RunFolder, display: ProgressDisplay) ->
         folder.write(ROUNDING, made.model_copy(update={"declared": declared}))
 
 
-def _rounding(model: Path, arguments: Mapping[str, Any]) -> dict[str, str]:
+def _rounding(model: Path, numerics: Mapping[str, str]) -> dict[str, str]:
     """Return what decides a server's rounding: dtype of its activations, dtype of its stored weights, and quantisation."""
+    quantised = numerics["quantization"]
     return {
-        "activations": str(arguments.get("dtype") or "").removeprefix("torch."),
-        "weights": _stored_dtype(model),
-        "layers": str(arguments.get("quantization") or ""),
-    }
+        "activations": numerics["dtype"].removeprefix("auto"), "weights": _stored_dtype(model),
+        "layers": "" if quantised == "none" else quantised,
+    }  # fmt: skip
 
 
 def _stored_dtype(model: Path) -> str:

@@ -29,6 +29,7 @@ def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
         and plan.has_layer_diff
         and "logits" in plan.spec.workload.suites
         and asked_roles(plan, folder) == ROLES
+        and all(map(plan.instrumented, ROLES))
     )
     more_than_backend = bool(set(plan.spec.treatment) - {"backend"})
     return asked and more_than_backend and folder.read(TRACED_SEQUENCE, role) is None
