@@ -37,6 +37,7 @@ from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, 
 from assay.harness.run.rounding import measure_rounding
 from assay.harness.run.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.run.servers import make_run_engine, manifest_of, record_fingerprint, resolve_sides, running, together
+from assay.harness.run.witness import ask_witness
 from assay.harness.sides import ROLES, Role
 
 # File that marks a server's kernels as listed; it holds the nonce of the run.
@@ -74,6 +75,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
             folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
         _resolve(plan, folder)
         measure_rounding(plan, folder, display)
+        ask_witness(plan, folder, display)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
 
