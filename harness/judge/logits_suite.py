@@ -90,7 +90,7 @@ def claim(run: RunEvidence) -> Judged:
 def _witnessed(run: RunEvidence) -> Iterator[Statement]:
     """State which side a third implementation of the model agrees with, if one scored the same tokens, or why it is no witness."""
     place, nonce = run.folder.path / WITNESS, run.folder.nonce
-    told, path = FINGERPRINT.read(place, nonce), logits_path(place, "reference", 0)
+    told, path = FINGERPRINT.read(place, nonce), logits_path(place, "candidate", 0)
     if told is None or not path.exists():
         return
     if wrong := [fault.says for fault in faults(told) if fault.counts and fault.part != "folder"]:
@@ -104,7 +104,9 @@ def _witnessed(run: RunEvidence) -> Iterator[Statement]:
     near = next(
         (role for role in ROLES if all(_APART * off[role] <= off[other] for other in ROLES if other != role)), ""
     )
-    yield state("witness", witness=told.engine, near=near, off=off, tokens=len(seen.by_condition["cold"].token))
+    yield state(
+        "witness", witness=told.engine, near=near, off=list(off.items()), tokens=len(seen.by_condition["cold"].token)
+    )
 
 
 def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:

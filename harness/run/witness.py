@@ -45,11 +45,12 @@ def ask_witness(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None
     side, device = Side(engine="hf", backend="hf", model=plan.spec.reference.model), plan.spec.device
     witness = server(
         Launch(
-            engine=side.engine, role="reference", backend=side.backend, model=plan.model, device=device, evidence=place,
+            engine=side.engine, role="candidate", backend=side.backend, model=plan.model, device=device, evidence=place,
             log=folder.path / f"{WITNESS}.log", decode_backend="", startup_timeout=plan.spec.startup_timeout,
             request_timeout=plan.spec.request_timeout, cpu_core=core_of(device),
         )
     )  # fmt: skip
+    witness.who = "transformers as the witness"
     display.say("The logits differ: transformers scores the same tokens.")
     try:
         with running([witness], device, display):

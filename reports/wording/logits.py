@@ -134,16 +134,16 @@ def explained_by(noise: list[str]) -> str:
 
 
 @says
-def _witness(witness: str, near: str, off: dict[str, float], tokens: int) -> str:
+def _witness(witness: str, near: str, off: list[tuple[str, float]], tokens: int) -> str:
     between = f"of {tokens:,} tokens, cold and cached"
     if not near:
         return f"{witness} in float32 agrees with neither side {between}: {_off(off)}."
-    other = {role: value for role, value in off.items() if role != near}
-    return f"{witness} in float32 agrees with the {near}, within {_nats(off[near])} {between}; {_off(other)}."
+    other = [(role, value) for role, value in off if role != near]
+    return f"{witness} in float32 agrees with the {near}, within {_nats(dict(off)[near])} {between}; {_off(other)}."
 
 
-def _off(off: dict[str, float]) -> str:
-    return ", ".join(f"the {role} is up to {_nats(value)} off" for role, value in off.items())
+def _off(off: list[tuple[str, float]]) -> str:
+    return ", ".join(f"the {role} is up to {_nats(value)} off" for role, value in off)
 
 
 @says
