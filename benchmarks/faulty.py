@@ -12,6 +12,23 @@ from assay.harness.attention.sdpa import torch_sdpa
 LAYER = 13
 
 
+def right(call: AttentionCall) -> Tensor:
+    """PyTorch's attention."""
+    return torch_sdpa(call)
+
+
+def wrong_scale(call: AttentionCall) -> Tensor:
+    """PyTorch's attention with a scale that is 10 % too large."""
+    return torch_sdpa(call.with_spec(scale=call.scale * 1.1))
+
+
+def head_lost(call: AttentionCall) -> Tensor:
+    """PyTorch's attention with one head unwritten."""
+    out = torch_sdpa(call)
+    out[:, 1] = 0
+    return out
+
+
 def one_layer(call: AttentionCall) -> Tensor:
     """PyTorch's attention, a million times too large in one layer: with random weights, nothing smaller shows in the text."""
     out = torch_sdpa(call)

@@ -2,12 +2,13 @@
 
     python benchmarks/two_sides.py                              # on a CPU
     python benchmarks/two_sides.py --device cuda --seconds 600 --engine-arg=--sampling-backend=pytorch
-    python benchmarks/two_sides.py --only versions,norm --out DIR
+    python benchmarks/two_sides.py --engine vllm --only wrong-scale,rope-base --out DIR
+    python benchmarks/two_sides.py --reference-engine sglang --engine vllm      # each fault of vLLM, against SGLang
 
 Each treatment is one run with the suites greedy, logits and layers, in a folder of its own in --out; unknown flags go to each.
 Its row is printed and appended to ``rows.jsonl`` as soon as it is known, also if the run failed or took longer than --seconds.
-The faults in SGLang are those of ``seeded_sglang.py``, laid over the candidate's Python; the one in transformers is a wheel of the
-installed version with one changed line. Exits with 1 if a right treatment is a regression, or a fault is not.
+The faults of the engine are those of ``seeded_engines.py``, laid over the candidate's Python; the one in transformers is a wheel of
+the installed version with one changed line. Exits with 1 if a right treatment is a regression, or a fault is not.
 """
 
 from __future__ import annotations
@@ -27,31 +28,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import HERE, REFERENCE
+from common import HERE, python_path
 from rich.console import Console
 from rich.table import Table
-from seeded_sglang import FAULTS
+from seeded_engines import FAULTS
 
 from assay.harness.engines.model import TINY_MODEL
+from assay.harness.sides import ENGINES, profile_of
 
 CHANGED, LINE = "transformers/modeling_rope_utils.py", "        self.standardize_rope_params()\n        return kwargs\n"
 SEEDED = LINE.replace("return", "self.rope_parameters['rope_theta'] *= 1.5\n        return")
 COLUMNS = ("treatment", "right", "verdict", "place", "first line", "minutes")
-RIGHT = {
-    "chunk-size": "arg=--chunked-prefill-size=64",
-    "page-size": "arg=--page-size=16",
-    "fp8-kv": "arg=--kv-cache-dtype=fp8_e4m3",
-}
-RIGHT_ON = {
-    "cpu": {"bfloat16": "arg=--dtype=bfloat16", "variable": "env=ATEN_CPU_CAPABILITY=default"},
-    "cuda": {
+RIGHT: dict[tuple[str, str], dict[str, str]] = {
+    ("sglang", ""): {
+        "chunk-size": "arg=--chunked-prefill-size=64",
+        "page-size": "arg=--page-size=16",
+        "fp8-kv": "arg=--kv-cache-dtype=fp8_e4m3",
+    },
+    ("sglang", "cpu"): {"bfloat16": "arg=--dtype=bfloat16", "variable": "env=ATEN_CPU_CAPABILITY=default"},
+    ("sglang", "cuda"): {
         "variable": "env=SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE=64",
         "fp8-weights": "arg=--quantization=fp8",
         "no-cuda-graphs": "arg=--disable-cuda-graph",
         "torch-compile": "arg=--enable-torch-compile",
     },
+    ("vllm", ""): {"chunk-size": "arg=--max-num-batched-tokens=64", "page-size": "arg=--block-size=64"},
 }
-"""Flags of the candidate by treatment, on any device and on each."""
+"""Flags of the candidate by treatment, of an engine on any device and on each."""
+KERNELS = {
+    "kernel-mask": "sage_attn_as_shipped",
+    "kernel-scale": "faulty:wrong_scale",
+    "kernel-head": "faulty:head_lost",
+}
+"""Wrong kernels, each of which either engine can serve."""
 
 
 def wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> list[str]:
@@ -66,11 +75,11 @@ def wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> lis
     return [f"--candidate-with={path}"]
 
 
-def faulty_sglang(folder: Path, fault: str) -> list[str]:
-    """Seed a fault in the candidate's SGLang."""
-    begin = f"import seeded_sglang; seeded_sglang.seed({fault!r})\n".encode()
-    files = {"seeded_sglang.py": (HERE / "seeded_sglang.py").read_bytes(), "seeded_sglang.pth": begin}
-    return wheel(folder, "seeded_sglang", f"1.0+{fault}", files)
+def faulty_engine(folder: Path, engine: str, fault: str) -> list[str]:
+    """Seed a fault in the candidate's engine."""
+    begin = f"import seeded_fault; seeded_fault.seed({engine!r}, {fault!r})\n".encode()
+    files = {"seeded_fault.py": (HERE / "seeded_engines.py").read_bytes(), "seeded_fault.pth": begin}
+    return wheel(folder, "seeded_fault", f"1.0+{fault.replace('-', '.')}", files)
 
 
 def faulty_transformers(folder: Path) -> list[str]:
@@ -99,16 +108,22 @@ def saved_in(folder: Path, dtype: str) -> list[str]:
     return [f"--candidate-model={folder / dtype}"]
 
 
-def treatments(device: str, made: Path, other: str) -> Iterator[tuple[str, bool, Callable[[], list[str]]]]:
+def treatments(options: argparse.Namespace, made: Path) -> Iterator[tuple[str, bool, Callable[[], list[str]]]]:
     """Yield the name of each treatment, whether it is right, and a function that returns its flags."""
-    for name, flag in (RIGHT | RIGHT_ON[device]).items():
-        yield name, True, partial(list, [f"--candidate-{flag}"])
-    yield "saved-in-float32", True, partial(saved_in, made, "float32")
-    if other:
-        yield "versions", True, partial(list, [f"--candidate-{other}"])
-    yield "transformers-rope", False, partial(faulty_transformers, made)
-    for fault in FAULTS:
-        yield fault, False, partial(faulty_sglang, made, fault)
+    engine, own = options.engine, f"--candidate={profile_of(options.engine).references[options.device]}"
+    for name, flag in (RIGHT.get((engine, ""), {}) | RIGHT.get((engine, options.device), {})).items():
+        yield name, True, partial(list, [own, f"--candidate-{flag}"])
+    if engine != options.reference_engine:
+        yield "engines", True, partial(list, [own])
+    if engine == "sglang":
+        yield "saved-in-float32", True, partial(saved_in, made, "float32")
+        yield "versions", True, partial(list, [f"--candidate-{options.other}"])
+        yield "transformers-rope", False, partial(faulty_transformers, made)
+    for fault in FAULTS[engine]:
+        yield fault, False, lambda fault=fault: [own, *faulty_engine(made, engine, fault)]
+    yield "kernel", True, partial(list, ["--candidate=faulty:right"])
+    for name, kernel in KERNELS.items():
+        yield name, False, partial(list, [f"--candidate={kernel}"])
 
 
 def measured(flags: list[str], folder: Path, seconds: float) -> dict[str, Any]:
@@ -116,7 +131,8 @@ def measured(flags: list[str], folder: Path, seconds: float) -> dict[str, Any]:
     began, problem, log = time.monotonic(), "", folder.with_suffix(".log")
     command = [sys.executable, "-m", "assay", "run", *flags, f"--out={folder}"]
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        variables = os.environ | {"PYTHONPATH": python_path()}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=variables, start_new_session=True)
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -140,7 +156,9 @@ def measured(flags: list[str], folder: Path, seconds: float) -> dict[str, Any]:
 def main() -> int:
     """Run the treatments one after the other, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=sorted(REFERENCE), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--engine", choices=ENGINES, default="sglang", help="the candidate's engine")
+    parser.add_argument("--reference-engine", choices=ENGINES, default="", help="by default the candidate's")
     parser.add_argument("--only", default="", help="names of treatments, separated by commas")
     parser.add_argument("--seconds", type=float, default=1200, help="most seconds of a run")
     parser.add_argument(
@@ -148,10 +166,15 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("two-sides"))
     options, further = parser.parse_known_args()
+    options.reference_engine = options.reference_engine or options.engine
+    reference = profile_of(options.reference_engine).references[options.device]
     made, table, wrong = options.out.resolve() / "made", Table(*COLUMNS), 0
     made.mkdir(parents=True, exist_ok=True)
-    always = [f"--device={options.device}", f"--reference={REFERENCE[options.device]}", "--suites=greedy,logits,layers"]
-    for name, right, flags in treatments(options.device, made, options.other):
+    always = [
+        f"--device={options.device}", f"--reference-engine={options.reference_engine}", f"--candidate-engine={options.engine}",
+        f"--reference={reference}", "--suites=greedy,logits,layers",
+    ]  # fmt: skip
+    for name, right, flags in treatments(options, made):
         if options.only and name not in options.only.split(","):
             continue
         row: dict[str, Any] = {"treatment": name, "right": right, "verdict": "none"}

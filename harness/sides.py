@@ -46,6 +46,7 @@ class EngineProfile:
         oldest: the oldest version that assay is tested with.
         references: by device, the attention backend that is the reference by default.
         cpu_backends: its own attention backends that it serves on a CPU.
+        limits: flags that limit the tokens of a request.
         own_flags: flags that assay sets itself: a user's would break the comparison, or the proof that the right server answers.
         example_flag: a flag with a value, as messages show it.
         memory: what a server takes.
@@ -61,6 +62,7 @@ class EngineProfile:
     oldest: str
     references: Mapping[Device, str]
     cpu_backends: tuple[str, ...]
+    limits: tuple[str, ...]
     own_flags: tuple[str, ...]
     example_flag: str
     memory: MemoryProfile

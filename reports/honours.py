@@ -64,7 +64,7 @@ def honours_document(result: Honours) -> Document:
         [(name, *(_cell(backend, name) for backend in ran)) for name in attributes],
         style="names",
     )
-    body: list[Block] = [Line(f"SGLang {result.sglang}, PyTorch {result.torch}, on {result.device}.")]
+    body: list[Block] = [Line(f"{result.engine}, PyTorch {result.torch}, on {result.device}.")]
     body += [table, Line(_ABOUT, "quiet")] if ran else [Line("No backend can run here.", "empty")]
     if shapes := [f"{backend.backend}: {in_shapes}" for backend in ran if (in_shapes := _in_shapes(backend))]:
         body.append(Section("Measured in", [Items(shapes)], "shapes"))

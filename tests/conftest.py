@@ -419,9 +419,9 @@ def random_kills() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def vllm_faults() -> ModuleType:
-    """The benchmark that seeds faults in a vLLM server."""
-    return load(Path(__file__).parents[1] / "benchmarks" / "vllm_faults.py")
+def seeded_engines() -> ModuleType:
+    """The module that seeds faults in an engine."""
+    return load(Path(__file__).parents[1] / "benchmarks" / "seeded_engines.py")
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -13,6 +14,7 @@ from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
 
 # Numbers that the calls of a matrix share: 32 MiB in float32.
 _POOL = 2**23
+_LATENT_HEADS = 16
 
 
 def call_of(
@@ -55,6 +57,12 @@ def call_of(
         cu_seqlens_k=cumulative((new + prefix for new, prefix in lens), device),
         spec=CallSpec(scale=head_dim**-0.5),
     )  # fmt: skip
+
+
+def latent_call(lens: list[tuple[int, int]], dtype: torch.dtype, device: str) -> AttentionCall:
+    """Make a call of absorbed latent attention, with enough heads for the kernels that are made for it."""
+    wide = call_of(lens, (_LATENT_HEADS, 1), 576, dtype, device)
+    return replace(wide, v=wide.k[..., :512]).with_spec(layout="v in k", scale=192**-0.5)
 
 
 @lru_cache(maxsize=4)

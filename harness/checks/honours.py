@@ -1,4 +1,4 @@
-"""Measures which attributes of a layer the attention backends of SGLang and vLLM (on a CPU) honour, as kernels without a server.
+"""Measures which attributes of a layer the attention backends of an engine honour, as kernels without a server.
 
 A backend receives everything that a layer asks for. It may compute that (*honours*), raise an error that names it (*refuses*),
 fail in another way (*crashes*), return attention without it (*ignores*), or return something else (*wrong*). Its output decides
@@ -8,6 +8,7 @@ key fewer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -19,20 +20,13 @@ from torch import Tensor
 
 from assay import worker
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, default_device, refusal_behind
-from assay.harness.attention.forms import lacking
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.oracle import oracle
-from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.sglang.native_kernel import (
-    LATENT_PAGES,
-    LayerRequest,
-    NativeKernel,
-    kernel,
-    latent_call,
-    sglang_version,
-)
-from assay.harness.engines.vllm import native_kernel as vllm
+from assay.harness.attention.sample_calls import call_of, latent_call
+from assay.harness.engines.environments import python_path
+from assay.harness.engines.registry import LayerRequest, NativeKernel, native_kernels
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, Shape, State, worst_of
+from assay.harness.sides import Engine, profile_of
 from assay.harness.text import one_line
 
 PHASES: dict[str, list[tuple[int, int]]] = {
@@ -60,9 +54,6 @@ _TF32 = 2.0**-10
 _ROUNDINGS = 8
 # Attributes that assay does not accept in a backend as a kernel, so that no test of a call can show its behaviour.
 _BESIDE_THE_CONTRACT = ("not causal",)
-# Prefix of the names of vLLM's backends.
-_VLLM = "vllm:"
-
 _Change = Callable[[AttentionCall], AttentionCall]
 
 
@@ -170,40 +161,49 @@ def measure(
     attributes: Collection[str] | None = None,
     note: Callable[[str], None] = lambda backend: None,
     model: tuple[str, int] | None = None,
+    engine: Engine = "sglang",
+    python: str = "",
 ) -> Honours:
-    """Measure backends, each in a separate process, so that a crash does not affect the others.
+    """Measure backends, each in a separate process of the engine's Python, so that a crash does not affect the others.
 
     Args:
-        backends: names, as SGLang registers them.
+        backends: names in the engine.
         attributes: names of `ATTRIBUTES`, or None for all.
         note: called with the name of each backend before it runs.
         model: dtype and head_dim to measure in, or None for `SHAPES`.
+        engine: the backends' engine.
+        python: the Python that has it, or an empty string for the one that runs assay.
     """
     interpret_without_gpu()
-    results = []
+    results, versions = [], {"engine": "", "torch": ""}
     for backend in backends:
         note(backend)
-        results.append(_contained(backend, attributes, model))
+        asked = {"backend": backend, "engine": engine, "attributes": attributes and sorted(attributes), "model": model}
+        results.append(_contained(asked, python, versions))
     device = default_device()
     return Honours(
-        sglang=sglang_version(), torch=torch.__version__, device="cpu (Triton interpreted)" if device == "cpu" else device,
-        backends=tuple(results),
-    )  # fmt: skip
+        **versions, device="cpu (Triton interpreted)" if device == "cpu" else device, backends=tuple(results)
+    )
 
 
-def _contained(backend: str, attributes: Collection[str] | None, model: tuple[str, int] | None = None) -> BackendResult:
+def _contained(asked: Mapping[str, Any], python: str, versions: dict[str, str]) -> BackendResult:
     """Measure one backend in a separate process, and continue in another if it ends that: FlashAttention calls `exit`."""
     known: dict[tuple[str, str], Measured] = {}
-    asked = None if attributes is None else sorted(attributes)
+    backend = asked["backend"]
+    path = python_path(python, os.environ.get("PYTHONPATH", "")) if python else ""
 
     def keep(event: worker.Event) -> None:
         if event["event"] == "measured":
             cell = Measured.model_validate(event["cell"])
             known[cell.attribute, cell.phase] = cell
+        elif event["event"] == "versions":
+            versions.update(engine=event["engine"], torch=event["torch"])
 
     while True:
-        given = {"backend": backend, "attributes": asked, "known": sorted(known), "model": model}
-        outcome = worker.run(worker.Job(_JOB, given), on_event=keep)
+        outcome = worker.run(
+            worker.Job(_JOB, {**asked, "known": sorted(known)}), on_event=keep, python=python,
+            environment={**os.environ, "PYTHONPATH": path} if python else None,
+        )  # fmt: skip
         if isinstance(outcome, worker.Done):
             return BackendResult(backend=backend, problem=outcome.result, measured=tuple(known.values()))
         says = f"The process that ran the kernel {outcome.how} before its work was done"
@@ -219,6 +219,7 @@ _JOB, _IN = f"{__name__}:measure_backend", " in "
 def measure_backend(
     journal: worker.Journal,
     backend: str,
+    engine: Engine = "sglang",
     attributes: Collection[str] | None = None,
     known: Collection[Sequence[str]] = (),
     model: Sequence[Any] | None = None,
@@ -226,8 +227,9 @@ def measure_backend(
     """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape.
 
     Args:
-        journal: receives each result as the event "measured".
-        backend: name, as SGLang registers it.
+        journal: receives versions as the event "versions", and each result as "measured".
+        backend: its name in the engine.
+        engine: the engine.
         attributes: names of `ATTRIBUTES`, or None for all.
         known: attributes and phases to skip.
         model: see `measure`.
@@ -236,20 +238,22 @@ def measure_backend(
         The reason why it cannot be measured, or an empty string if it can.
     """
     interpret_without_gpu()
-    of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{_VLLM}CPU_MLA")
+    natives = native_kernels(engine)
+    of_latents = backend.partition("@")[0] in natives.LATENT_PAGES
     possible = [attribute for attribute in ATTRIBUTES if attribute.name == "mla" or not of_latents]
     asked = [attribute for attribute in possible if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
     with compiled:
         try:
-            _made(backend)
+            journal.write("versions", engine=f"{profile_of(engine).title} {natives.version()}", torch=torch.__version__)
+            computed = natives.kernel(backend).assay.phases
         except (KernelRefused, ImportError) as error:
             return one_line(str(error), 200)
         for attribute in asked:
             for phase in attribute.phases:
-                if (attribute.name, phase) not in {(name, its) for name, its in known}:
+                if _phase(phase) in computed and (attribute.name, phase) not in {(name, its) for name, its in known}:
                     journal.begin(f"{attribute.name}{_IN}{phase}")
-                    measured = _measured(backend, attribute, phase, _shapes_of(model))
+                    measured = _measured(engine, backend, attribute, phase, _shapes_of(model))
                     journal.end()
                     journal.write("measured", cell=measured)
     return ""
@@ -262,10 +266,10 @@ def _shapes_of(model: Sequence[Any] | None) -> tuple[_Shape, ...]:
     return ((dtype, head_dim, False), (dtype, head_dim, True)) if known else SHAPES
 
 
-def _measured(backend: str, attribute: _Attribute, phase: str, shapes: Sequence[_Shape]) -> Measured:
+def _measured(engine: Engine, backend: str, attribute: _Attribute, phase: str, shapes: Sequence[_Shape]) -> Measured:
     """Measure an attribute in a phase: return the worst result of all shapes, and name its shape if another one is better."""
     try:
-        made = _made(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
+        made = native_kernels(engine).kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
     except (KernelRefused, ImportError) as error:
         state: State = "refuses" if _names(error, attribute) else "crashes"
         return Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(error), 160))
@@ -278,7 +282,7 @@ def _measured(backend: str, attribute: _Attribute, phase: str, shapes: Sequence[
                 break
         in_a_call = attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT
         if cell.state in ("ignores", "wrong") and in_a_call:
-            cell = cell.model_copy(update={"test": _test(made, attribute, phase, shape)})
+            cell = cell.model_copy(update={"test": _test(f"{engine}:{made.backend}", attribute, phase, shape)})
         cells.append(cell)
     worst = worst_of(cells)
     alike = all((cell.state, cell.says) == (worst.state, worst.says) for cell in cells)
@@ -290,35 +294,13 @@ def _measured(backend: str, attribute: _Attribute, phase: str, shapes: Sequence[
     )
 
 
-def _made(backend: str) -> NativeKernel | vllm.NativeKernel:
-    """Make the kernel of a backend. Raises like `kernel`."""
-    of_vllm = backend.startswith(_VLLM)
-    return vllm.kernel(backend.removeprefix(_VLLM)) if of_vllm else kernel(backend)
-
-
-def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, layer: LayerRequest) -> Tensor:
-    """Have a backend compute a call for a layer; raise a NotImplementedError if it has no parameter for a request."""
-    if not isinstance(backend, vllm.NativeKernel):
-        return backend.attempt(call, layer)
-    if layer.stored:
-        raise KernelRefused("vLLM's FP8 KV cache needs AVX-512")
-    if asked := lacking(backend.assay.features, call):
-        raise NotImplementedError(f"vLLM's {backend.backend} has no {' and no '.join(asked)}")
-    return backend(call)
-
-
-def _attempt(
-    backend: NativeKernel | vllm.NativeKernel,
-    attribute: _Attribute,
-    phase: str,
-    shape: _Shape,
-) -> Measured:
+def _attempt(backend: NativeKernel, attribute: _Attribute, phase: str, shape: _Shape) -> Measured:
     """Run a backend on a call that asks for an attribute, and classify its output."""
     call = _call(attribute, phase, shape)
     of = Shape(dtype=shape[0], head_dim=call.q.shape[2], keys=max(call.lens_k))
     measured = partial(Measured, attribute=attribute.name, phase=phase, shapes=(of,))
     try:
-        out = _output(backend, call, attribute.layer)
+        out = backend.attempt(call, attribute.layer)
     except Exception as raised:  # a backend may raise anything
         if refusal := refusal_behind(raised):  # from assay, for example because Triton's interpreter is wrong
             return measured(state="not measured", says=one_line(str(refusal), 160))
@@ -339,7 +321,12 @@ def _call(attribute: _Attribute, phase: str, shape: _Shape) -> AttentionCall:
     dtype, head_dim, is_long = shape
     lens = [*PHASES[phase], *[_LONG[phase]] * is_long]
     call = attribute.prepare(call_of(lens, _HEADS, head_dim, getattr(torch, dtype), default_device()))
-    return call.with_spec(phase="decode" if phase == "decode" else "extend", **attribute.spec)
+    return call.with_spec(phase=_phase(phase), **attribute.spec)
+
+
+def _phase(phase: str) -> str:
+    """Return the phase of the contract that one of `PHASES` is in."""
+    return "decode" if phase == "decode" else "extend"
 
 
 def _error(out: Tensor, truth: Tensor) -> float:
@@ -361,13 +348,12 @@ def _names(error: Exception, attribute: _Attribute) -> bool:
     return on_purpose and any(word in str(error).lower() for word in attribute.words)
 
 
-def _test(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, phase: str, shape: _Shape) -> str:
-    """Write a test with a call for which a backend does not honour an attribute."""
-    spec = {"phase": "decode" if phase == "decode" else "extend", **attribute.spec}
+def _test(backend: str, attribute: _Attribute, phase: str, shape: _Shape) -> str:
+    """Write a test with a call for which a backend, such as "sglang:triton", does not honour an attribute."""
+    spec = {"phase": _phase(phase), **attribute.spec}
     words = ", ".join(f"{name}={value!r}" for name, value in spec.items())
     dtype, head_dim, is_long = shape
     lens = [*PHASES[phase], *[_LONG[phase]] * is_long]
     call = f'call_of({lens}, {_HEADS}, {head_dim}, torch.{dtype}, "{default_device()}")'
-    of = "vllm" if isinstance(backend, vllm.NativeKernel) else "sglang"
-    name = f"test_{backend.backend}_honours_{attribute.name}_in_{phase}".replace(" ", "_")
-    return f'def {name}():\n    call = {call}\n    assert_correct("{of}:{backend.backend}", call.with_spec({words}))\n'
+    name = f"test_{backend.partition(':')[2]}_honours_{attribute.name}_in_{phase}".replace(" ", "_")
+    return f'def {name}():\n    call = {call}\n    assert_correct("{backend}", call.with_spec({words}))\n'

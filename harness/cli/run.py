@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import require
 from assay.harness.files import LOCK, lock_folder, write_whole
 from assay.harness.interruption import too_late
+from assay.harness.sides import BUILTIN_MODEL, Engine
 from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -189,28 +189,30 @@ def backends(
         bool,
         typer.Option(
             "--honours",
-            help="Run SGLang's backends with every feature that a layer can ask for; show what each ignores.",
+            help="Run an engine's backends with every feature that a layer can ask for; show what each ignores.",
         ),
     ] = False,
     model: Annotated[
         str | None,
         typer.Option(help="With --honours: use this model's dtype and head_dim; by default two of each."),
     ] = None,
+    engine: Annotated[Engine, typer.Option(help="With --honours: the engine.")] = "sglang",
+    python: Annotated[str, typer.Option("--python", help="With --honours: the Python that has the engine.")] = "",
 ) -> None:
-    """List the attention backends and kernels, or find the model features that SGLang's backends silently ignore."""
+    """List the attention backends and kernels, or find the model features that an engine's backends silently ignore."""
     if honours:
-        raise typer.Exit(_honours(names, model))
-    if names or model:
+        raise typer.Exit(_honours(names, model, engine, python))
+    if names or model or python or engine != "sglang":
         raise UsageError(
-            "Backends and --model have no effect without --honours.",
-            "both with --honours",
+            "Backends, --model, --engine and --python have no effect without --honours.",
+            "them with --honours",
             "add --honours, or leave them out",
         )
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
     from assay.harness.attention.declaration import declaration
     from assay.harness.engines.registry import catalog
-    from assay.harness.sides import ENGINES, Engine
+    from assay.harness.sides import ENGINES
 
     listed: list[dict[str, Any]] = []
     for name, path in sorted(kernels.published().items()):
@@ -232,26 +234,28 @@ def backends(
     deliver(list_document(listed, own, problems))
 
 
-def _honours(names: list[str] | None, model: str | None) -> int:
-    """Test which model features the engines' backends honour, and return the exit code."""
+def _honours(names: list[str] | None, model: str | None, engine: Engine, python: str) -> int:
+    """Test which model features an engine's backends honour, and return the exit code."""
     from assay.harness.attention.call import default_device
     from assay.harness.checks.honours import measure
+    from assay.harness.engines.environments import python_of
     from assay.harness.engines.model import resolve_model
     from assay.harness.engines.registry import catalog
     from assay.harness.run.preflight import served_in
-    from assay.harness.sides import Side
+    from assay.harness.sides import Side, profile_of
     from assay.reports.honours import honours_document
 
-    known = (*catalog("sglang").backends(), *(("vllm:CPU_ATTN", "vllm:CPU_MLA") if find_spec("vllm") else ()))
+    known = catalog(engine).backends()
     if unknown := [name for name in names or () if name not in known]:
         raise UsageError(
-            f"SGLang has no attention backend {unknown[0]!r}.", f"one of {', '.join(known)}",
+            f"{profile_of(engine).title} has no attention backend {unknown[0]!r}.", f"one of {', '.join(known)}",
             did_you_mean(unknown[0], known) or "name one of these",
         )  # fmt: skip
-    shape = None
-    if model:
-        folder = resolve_model(model)
-        shape = served_in(folder, Side(backend=known[0], model=model), default_device())
+    side = Side(engine=engine, backend=known[0], model=model or BUILTIN_MODEL, interpreter=python)
+    shape = served_in(resolve_model(model), side, default_device()) if model else None
     with progress() as display:
-        result = measure(names or known, note=lambda backend: display.say(f"measuring {backend}"), model=shape)
+        result = measure(
+            names or known, note=lambda backend: display.say(f"measuring {backend}"), model=shape, engine=engine,
+            python=python_of(side),
+        )  # fmt: skip
     return deliver(honours_document(result))

@@ -27,7 +27,7 @@ def differences(
         return registry.arguments(reference.kind).differences(reference.arguments, candidate.arguments, treatment)
     if not all(profile_of(server.kind).instrumented for server in servers.values()):
         return {}  # a witness computes in its own dtype: what that costs is measured (`assay.harness.run.rounding`)
-    left, right = map(_numerics, (reference, candidate))
+    left, right = map(numerics, (reference, candidate))
     flags = {name.removeprefix("--").replace("-", "_") for name in treatment}
     return differing(left, right, flags)
 
@@ -35,10 +35,11 @@ def differences(
 def compared(servers: Mapping[Role, ServerManifest]) -> int:
     """Return the number of arguments that `differences` compares."""
     reference, candidate = (servers[role] for role in ROLES)
-    return len(reference.arguments if reference.kind == candidate.kind else _numerics(reference))
+    return len(reference.arguments if reference.kind == candidate.kind else numerics(reference))
 
 
-def _numerics(server: ServerManifest) -> dict[str, str]:
+def numerics(server: ServerManifest) -> dict[str, str]:
+    """Return what decides a server's numbers, in neutral names, or an empty mapping if it did not report its arguments."""
     return registry.arguments(server.kind).numerics(server.arguments) if server.arguments else {}
 
 

@@ -17,6 +17,7 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings
+from assay.harness.evidence.probes import ProbeReply
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import Engine as EngineName
 from assay.harness.sides import Role
@@ -105,26 +106,36 @@ class Score:
     at: Floats
 
 
-def never() -> bool:
-    """Return False: all requests are sent."""
-    return False
+TOP = 8
+"""The most probable tokens that a probe asks for at each position."""
 
 
 @dataclass(frozen=True)
-class TracedPrompt:
-    """A prompt of token ids that is computed to be observed inside the server; what is generated is not kept.
+class ProbeRequest:
+    """One request with which a server is probed: a prompt of token ids, scored, and an answer of a given length.
 
     Attributes:
-        name: unique among the requests since the server started: letters, digits and ``-``.
-        ids: its tokens.
-        start: longest prefix that may come from the cache.
-        cached: whether that prefix is in the cache; if not, nothing is.
+        probe: id of the probe.
+        name: the request's id, unique among those since the server started.
+        ids: tokens of the prompt.
+        start: the tokens after the first ``start + 1`` are scored; at most ``start`` tokens come from the cache.
+        depth: tokens to generate, whether or not they include the end-of-text token.
+        written: tokens that it is made to write, whatever the model prefers; empty to let it choose.
+        scored: whether log-probabilities are asked for.
     """
 
+    probe: str
     name: str
     ids: tuple[int, ...]
     start: int
-    cached: bool = False
+    depth: int
+    written: tuple[int, ...] = ()
+    scored: bool = True
+
+
+def never() -> bool:
+    """Return False: all requests are sent."""
+    return False
 
 
 class Engine(Protocol):
@@ -234,17 +245,27 @@ class Engine(Protocol):
         """
         raise _unscored(self)
 
-    def traced_id(self, name: str) -> str:
-        """Return the id inside the server of a prompt that `prefill` sends under a name."""
+    def request_id(self, name: str) -> str:
+        """Return the id inside the server of a request that `probe` sends under a name."""
         return name
 
-    def prefill(self, prompts: Sequence[TracedPrompt]) -> None:
-        """Compute prompts that are sent at once, after the prefixes of those that are cached. The prefix cache is empty before.
+    def probe(self, requests: Sequence[ProbeRequest], *, streamed: bool = False) -> list[ProbeReply]:
+        """Send requests at once, and return the replies to those that are scored, in their order.
+
+        Args:
+            streamed: whether the answers come in pieces, if the engine has a feature for it.
 
         Raises:
             EngineError: the server failed, or did not answer all of them.
         """
         raise _unscored(self)
+
+    def toggle(self, features: Collection[str], probe: ProbeRequest) -> dict[str, str]:
+        """Switch in the running server the features that need a command, and return what it says of each, or an empty string.
+
+        `probe` is a request that may be sent to find out. Raises EngineError if the server failed.
+        """
+        return {}
 
     def ask(
         self, asks: Sequence[ChatRequest], concurrency: int, on_answer: Callable[[int, Answer], None],

@@ -8,15 +8,23 @@ lists them. Nothing outside the packages names an engine's module, so another en
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from assay.harness.backend import Backend
+from assay.harness.errors import UsageError
 from assay.harness.evidence.envelope import EngineLimits
-from assay.harness.sides import Engine
+from assay.harness.sides import Device, Engine, profile_of
 
 if TYPE_CHECKING:
+    import torch
+
+    from assay.harness.attention.call import AttentionCall
+    from assay.harness.attention.declaration import Declaration
     from assay.harness.engines.failures import Cause
+    from assay.harness.engines.features import Feature
 
 
 class Arguments(Protocol):
@@ -59,10 +67,65 @@ class Catalog(Protocol):
         """Check that a server can run a backend of this name, which `flag` gave. Raises UsageError if it cannot."""
 
 
+class Features(Protocol):
+    """``features``: what an engine can switch that should not affect outputs."""
+
+    DERIVED: tuple[str, ...]
+    """Differences between two servers that follow from features, as ``assay compare --allow`` names them."""
+
+    def features_of(self, device: Device, /) -> dict[str, Feature]:
+        """Return all features by id, in the order in which they are listed."""
+
+    def with_models(self, flags: tuple[str, ...], model: Path, folder: Path, /) -> tuple[str, ...]:
+        """Put folders into flags that need models made for the server's own one, which are written into its folder."""
+
+
 class Failures(Protocol):
     """``failures``: what only this engine's logs name as the cause of a failure."""
 
     CAUSES: tuple[Cause, ...]
+
+
+@dataclass(frozen=True)
+class LayerRequest:
+    """A request of a layer to a backend, beyond the contract.
+
+    Attributes:
+        stored: dtype of the KV pool, by default that of k and v.
+        scales: factors of stored K and stored V, or None.
+        drafts: whether the new tokens are a chain of drafts to verify: equally many for each sequence.
+    """
+
+    stored: torch.dtype | None = None
+    scales: tuple[float, float] | None = None
+    drafts: bool = False
+
+
+class NativeKernel(Protocol):
+    """One of an engine's own attention backends as a kernel of the contract.
+
+    Attributes:
+        assay: its declaration.
+        backend: the backend's name in the engine.
+    """
+
+    assay: Declaration
+    backend: str
+
+    def attempt(self, call: AttentionCall, layer: LayerRequest, /) -> torch.Tensor:
+        """Have the backend compute a call for a layer. Raises anything that the backend raises."""
+
+
+class NativeKernels(Protocol):
+    """``native_kernel``: the engine's own attention backends, without a server. `LATENT_PAGES` has those of latents alone."""
+
+    LATENT_PAGES: Mapping[str, int]
+
+    def kernel(self, backend: str, /) -> NativeKernel:
+        """Make the kernel of a backend, and try it. Raises KernelRefused or ImportError."""
+
+    def version(self) -> str:
+        """Return the engine's version. Raises ImportError if it is not installed."""
 
 
 def arguments(engine: Engine) -> Arguments:
@@ -80,11 +143,31 @@ def failures(engine: Engine) -> Failures:
     return cast(Failures, module(engine, "failures"))
 
 
+def native_kernels(engine: Engine) -> NativeKernels:
+    """Return the module with an engine's own attention backends as kernels."""
+    return cast(NativeKernels, module(engine, "native_kernel"))
+
+
+def features(engine: Engine) -> Features:
+    """Return the module with an engine's features."""
+    return cast(Features, module(engine, "features"))
+
+
 def fingerprint_module(engine: Engine) -> str:
     """Return the module that loads a model without a server and prints its fingerprint, for ``python -m``."""
     return f"assay.harness.engines.{engine}.fingerprint_process"
 
 
 def module(engine: Engine, name: str) -> Any:
-    """Import a module of an engine's package."""
-    return import_module(f"assay.harness.engines.{engine}.{name}")
+    """Import a module of an engine's package. Raises UsageError if it has none: assay cannot look into that engine."""
+    path = f"assay.harness.engines.{engine}.{name}"
+    try:
+        return import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise UsageError(
+            f"{profile_of(engine).title} as an engine has no {name.replace('_', ' ')}.",
+            "an engine that assay instruments",
+            "name another --engine: hf serves as the reference of assay run",
+        ) from None

@@ -54,7 +54,7 @@ class BackendResult(Record):
     """A backend's treatment of all attributes.
 
     Attributes:
-        backend: its name in SGLang.
+        backend: its name in the engine.
         problem: why it cannot run here, or empty if it can.
     """
 
@@ -72,11 +72,12 @@ class Honours(Record):
     """How an installation's backends treat the features that a layer can ask for.
 
     Attributes:
-        sglang: SGLang's version.
+        engine: the engine and its version, or an empty string if it could not be imported.
+        torch: PyTorch's version there.
         device: the device, or "cpu (Triton interpreted)" if Triton's kernels are interpreted.
     """
 
-    sglang: str
+    engine: str
     torch: str
     device: str
     backends: tuple[BackendResult, ...]

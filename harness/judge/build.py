@@ -18,7 +18,6 @@ from assay.harness.judge import (
     latency,
     logits_suite,
     own_error,
-    parting,
     same_servers,
     sensitivity,
     side_probes,
@@ -47,7 +46,6 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     logits_suite.claim,
     own_error.matrix_claim,
     side_probes.claim,
-    parting.claim,
     engine_warnings.claim,
 )
 """The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on

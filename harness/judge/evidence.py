@@ -9,7 +9,7 @@ from typing import Any
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines import registry
-from assay.harness.engines.arguments import ABSENT, differences
+from assay.harness.engines.arguments import ABSENT, differences, numerics
 from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
@@ -25,8 +25,9 @@ from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.answers import Pair, Pairing, envelope_pairs, pair
 from assay.harness.judge.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
-from assay.harness.judge.noise_limits import measured_noise
+from assay.harness.judge.noise_limits import EXACT_KL, measured_noise
 from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
+from assay.harness.judge.probe_scores import kernel_cost
 from assay.harness.judge.report import SuiteResult
 from assay.harness.schema import Part
 from assay.harness.sides import ROLES, Engine, Role, profile_of
@@ -113,6 +114,20 @@ class RunEvidence:
     urls: Collection[Role]
     compared: Sequence[Suite]
     compares_servers: bool
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of both servers' activations, or an empty string: of two, the sides may differ by the coarser."""
+        dtypes = {numerics(server).get("dtype", "") for server in self.servers.values()}
+        return dtypes.pop() if len(dtypes) == 1 else ""
+
+    @property
+    def honest_kl(self) -> float:
+        """Mean divergence, in nats, that a candidate may cost that declares no noise.
+
+        Where the sides differ in more than a backend, as for probes: no shadow compares the candidate's own layers.
+        """
+        return kernel_cost(self.dtype) if set(self.spec.treatment) - {"backend"} else EXACT_KL
 
     @property
     def needed(self) -> set[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from assay.harness.engines.sglang.features import Feature, features_of
+from assay.harness.engines import registry
+from assay.harness.engines.features import Feature
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
 from assay.harness.evidence.probes import ProbePass, TracedPlace, passes_of
@@ -41,8 +42,6 @@ _VERDICTS: Mapping[State, Verdict] = {
     "not shown": "inconclusive",
     "not run": "inconclusive",
 }
-# The sizes of CUDA graphs depend on chunks and drafts; the passes that graphs served show whether there were any.
-_SIZES = "arguments.cuda_graph_config"
 _FROM_MANIFEST = ("created", "command", "backend", "dtype", "hardware", "git", "packages")
 
 
@@ -55,6 +54,7 @@ class _Arms:
         again: the base again, in other batches.
         arms: the others, without those that ask a second time for a trace, or under a seeded fault.
         judge: judges each arm against its base.
+        derived: differences between servers that follow from features.
     """
 
     folder: InvarianceFolder
@@ -64,6 +64,7 @@ class _Arms:
     again: Sequence[ProbePass]
     arms: Sequence[ProbePass]
     judge: ArmJudge
+    derived: tuple[str, ...]
 
     @classmethod
     def of(cls, folder: InvarianceFolder) -> _Arms:
@@ -76,7 +77,8 @@ class _Arms:
                 "a folder that assay invariance completed",
                 "run it again",
             )
-        every = features_of(manifest.spec["device"])
+        engine = manifest.spec["reference"].get("engine", "sglang")
+        every = registry.features(engine).features_of(manifest.spec["device"])
         switched = {id_ for record in records if record.why != "sensitivity" for id_ in record.features}
         if unknown := [id_ for id_ in manifest.features if id_ not in every] or sorted(
             switched - set(manifest.features)
@@ -94,7 +96,7 @@ class _Arms:
             dtype=manifest.dtype,
             flags=tuple(manifest.spec["reference"]["flags"]),
         )
-        return cls(folder, manifest, records, base, again, arms, judge)
+        return cls(folder, manifest, records, base, again, arms, judge, registry.features(engine).DERIVED)
 
     @property
     def known(self) -> Mapping[str, Feature]:
@@ -178,7 +180,7 @@ def _same_servers(ran: _Arms) -> tuple[Check, dict[int, Statement]]:
         if served is None or beside is None:
             unlike[record.number] = state("shows-nothing", why="server")
         elif record.server != base.server:
-            diff = compare_fingerprints(beside, served, _declared(record.features, ran.known))
+            diff = compare_fingerprints(beside, served, _declared(ran, record.features))
             parts |= set(diff.compared)
             if not diff.compared:
                 unlike[record.number] = state("shows-nothing", why="parts")
@@ -191,10 +193,10 @@ def _same_servers(ran: _Arms) -> tuple[Check, dict[int, Statement]]:
     return required.check("ok", state("arms-served-alike", servers=len(servers), parts=len(parts))), unlike
 
 
-def _declared(features: Sequence[str], known: Mapping[str, Feature]) -> list[str]:
+def _declared(ran: _Arms, features: Sequence[str]) -> list[str]:
     """Return the allowed differences in addition to the settings that toggle features, as ``--allow`` names them."""
-    resolved = [f"arguments.{name}" for id_ in features for name in known[id_].resolved]
-    return [_SIZES, *resolved, *(name for id_ in features for name in known[id_].declares)]
+    resolved = [f"arguments.{name}" for id_ in features for name in ran.known[id_].resolved]
+    return [*ran.derived, *resolved, *(name for id_ in features for name in ran.known[id_].declares)]
 
 
 def _served_alike(judged: PassOutcome, unlike: Statement | None) -> PassOutcome:

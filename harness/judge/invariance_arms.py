@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from assay.harness.attention.covering import AxisPart, Row, covering
-from assay.harness.engines.sglang.features import Feature
+from assay.harness.engines.features import Feature
 from assay.harness.evidence.probes import ProbePass
 from assay.harness.judge.noise_limits import EXACT_SWING
 from assay.harness.judge.probe_outcome import PassOutcome, outcome

@@ -22,7 +22,7 @@ from assay.harness.fingerprint.parts import faults
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.judgement import Metric, measure
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
-from assay.harness.judge.noise_limits import change_limit, kl_limit
+from assay.harness.judge.noise_limits import EXACT_KL, change_limit, kl_limit
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES, Role
@@ -80,7 +80,7 @@ def claim(run: RunEvidence) -> Judged:
     workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
     if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
         comparison = _compare_logits(folder.path, folder.nonce)
-        suite = judge_logits(comparison, policy, run.noise, synthetic=workload.synthetic)
+        suite = judge_logits(comparison, policy, run.noise, run.honest_kl, synthetic=workload.synthetic)
         return Judged(suite=suite.model_copy(update={"why": (*suite.why, *_witnessed(run))}))
     if "logits" not in workload.suites:
         return Judged()
@@ -109,7 +109,9 @@ def _witnessed(run: RunEvidence) -> Iterator[Statement]:
     )
 
 
-def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:
+def judge_logits(
+    comparison: LogitsComparison, policy: Policy, noise: Sequence[str], honest: float = EXACT_KL, *, synthetic: bool
+) -> SuiteResult:
     """Judge if the candidate's distributions are as near to the reference's as its declared noise explains.
 
     - *regression*: a log-probability of the candidate is not finite where the reference's is, or a mean, or the share of prompts
@@ -117,8 +119,10 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
     - *pass*: under both conditions, over at least `MIN_PROMPTS` prompts, the intervals are within the limits, no prompt is far
       beyond, and no tail is heavier than `_WIDEST_SPREAD`.
     - *inconclusive*: anything else, and if the reference's own log-probabilities are not finite.
+
+    `honest` is the mean KL, in nats, that a candidate may cost that declares nothing.
     """
-    tests = list(_tests(comparison, policy, noise))
+    tests = list(_tests(comparison, policy, noise, honest))
     verdict, why, decided_by, p = _judge(comparison, tests, policy.alpha)
     return SuiteResult(
         id="logits",
@@ -186,11 +190,11 @@ def _numbers(metric: Metric, alpha: float, prompts: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -> Iterator[_Test]:
+def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], honest: float) -> Iterator[_Test]:
     tested = [prompts for prompts in comparison.prompts if len(prompts.kl)]
     number = 3 * len(tested)
     for prompts in tested:
-        limit, source = limit_of(prompts, policy.logits_limit, noise)
+        limit, source = limit_of(prompts, policy.logits_limit, noise, honest)
         condition, line = prompts.condition, policy.line("logits_limit") if policy.logits_limit else ""
         # Two-sided intervals of level 1 - alpha. A divergence can only be too large; a log-likelihood can change either way.
         kl, change = bootstrap_t(prompts.kl, policy.alpha / 2), bootstrap_t(prompts.change, policy.alpha / 2)
@@ -247,18 +251,20 @@ def _tail_spread(values: Array) -> float:
     return float(np.log(above[len(above) // 2 :]).std(ddof=1)) if len(above) > 3 else 0.0
 
 
-def limit_of(prompts: PromptMeans, limit: float | None, noise: Sequence[str]) -> tuple[float, Statement]:
+def limit_of(
+    prompts: PromptMeans, limit: float | None, noise: Sequence[str], honest: float = EXACT_KL
+) -> tuple[float, Statement]:
     """Compute the limit of the mean KL of prompts, and state its source.
 
     It is the policy's `limit`, or else the larger of declared noise and floor, which an erratic reference raises to
-    `WIDEST_LOGITS_LIMIT` and no further.
+    `WIDEST_LOGITS_LIMIT` and no further. `honest` is the limit of a candidate that declares nothing, in nats.
     """
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
     declared = [*filter(None, noise)]
     measured = {"noise": declared, "factor": FLOOR_FACTOR, "floor": floor, "prompts": len(prompts.floor)}
     if limit:
         return limit, state("kl-limit", source="policy", **measured)
-    explained, source = kl_limit(declared), "noise"
+    explained, source = kl_limit(declared) if declared else honest, "noise"
     if floor is not None and FLOOR_FACTOR * floor > explained:
         explained, source = min(FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT), "floor"
     return explained, state("kl-limit", source=source, **measured)

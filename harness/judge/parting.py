@@ -9,34 +9,12 @@ from typing import Any, Literal
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.probes import ProbePass, TracedPlace
 from assay.harness.evidence.trace import read_trace
-from assay.harness.evidence.traced_sequence import AGAIN, FIRST, TRACED_SEQUENCE
-from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.probe_scores import MEASURES, Bound, Measure, places
-from assay.harness.judge.traces import PartingRow, least_error, part
-from assay.harness.sides import ROLES
+from assay.harness.judge.traces import PartingRow, part
 from assay.harness.statement import state
 
 Traced = tuple[ProbePass, Path]
 """A pass that was asked again with a trace, and the folder of its server."""
-
-
-def claim(run: RunEvidence) -> Judged:
-    """Say where the candidate's server first parts from the reference's, on a scored sequence, where no probes were asked."""
-    traced = {role: run.folder.read(TRACED_SEQUENCE, role) for role in ROLES}
-    reference, candidate = traced["reference"], traced["candidate"]
-    if reference is None or candidate is None:
-        return Judged()
-    row = PartingRow(probe=reference.item)
-    dtypes = {str(server.arguments.get("dtype", "")) for server in run.servers.values()}
-    coarsest = dtypes.pop() if len(dtypes) == 1 else ""  # of two dtypes, the sides may differ by the coarser
-    try:
-        ours, nonce = run.folder.server_folder("reference"), run.folder.nonce
-        base, again = (read_trace(ours, label, nonce) for label in (FIRST, AGAIN))
-        other = read_trace(run.folder.server_folder("candidate"), FIRST, nonce)
-        row = row.model_copy(update=part(base, again, other, least_error(coarsest, "backend" in run.spec.treatment)))
-    except (EvidenceError, ValueError) as error:
-        row = row.model_copy(update=_failed(error))
-    return Judged(parts={"parting": row})
 
 
 def parting_of(

@@ -50,7 +50,7 @@ def _result(run: RunEvidence) -> SensitivityResult | None:
         if record.answers:
             parts.append(_answers_see(policy, run.items, run.answers, record.answers))
         if record.scored:
-            parts.append(_logits_see(policy, folder.path, place, run.noise, folder.nonce))
+            parts.append(_logits_see(run, place))
         parts += side_probes.faults_seen(run, place)
         if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
             parts.append(_layers_see(place, run.claimed, role, folder.nonce))
@@ -70,8 +70,9 @@ def _answers_see(
     return FaultSeen(suite="accuracy", seen=p <= policy.alpha, numbers=numbers)
 
 
-def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
+def _logits_see(run: RunEvidence, place: Path) -> FaultSeen:
     """Test if the mean KL of prompts scored with a fault is above the limit of the suite, after a cached prefix."""
+    policy, folder, nonce = run.spec.policy, run.folder.path, run.folder.nonce
     faulty = read_logits(logits_path(place, "candidate", 0), nonce)
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
     order = {sequence.item: number for number, sequence in enumerate(reference.header.sequences)}
@@ -81,7 +82,7 @@ def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str],
     cached = next((prompt for prompt in compared.prompts if prompt.condition == "cached"), None)
     if cached is None or not len(cached.kl):
         return FaultSeen(suite="logits", seen=lost > 0, numbers=state("fault-without-divergences", not_finite=lost))
-    limit, _ = limit_of(cached, policy.logits_limit, noise)
+    limit, _ = limit_of(cached, policy.logits_limit, run.noise, run.honest_kl)
     # A divergence that is not a number counts as above, since the reference's was finite. An exact one-sided sign test.
     above = sum(not kl <= limit for kl in cached.kl.tolist())
     p = p_not_above(above, len(cached.kl), 0.5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from assay.harness.engines import registry
 from assay.harness.evidence.probes import CONDITIONS, ProbePass, TracedPlace, passes_of
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.judgement import Metric, measure
@@ -49,13 +50,12 @@ def claim(run: RunEvidence) -> Judged:
     both = {role: _by_condition(made) for role, made in records.items()}
     if any(len(passes) < len(CONDITIONS) for passes in both.values()):
         said = next((each.problem for made in records.values() for each in made if each.problem), "")
-        other = any(side.engine != "sglang" for side in run.spec.sides.values())  # whose servers are not asked any
-        return Judged(
-            checks=[required.check("not checked" if other else "missing", state("probes-not-asked", said=said))]
-        )
+        return Judged(checks=[required.check("missing", state("probes-not-asked", said=said))])
     limits = _limits(run, both["reference"])
     for role, server in run.servers.items():
-        if server.arguments.get("disable_radix_cache"):  # as asked: the same tokens are compared, computed anew
+        if (
+            not registry.arguments(server.kind).limits_of(server.arguments, 1).prefix_cache
+        ):  # as asked: the same tokens are compared, computed anew
             both[role] = {condition: _without_cache(made) for condition, made in both[role].items()}
     suite = judge_probes(both["reference"], both["candidate"], limits, run.noise)
     if suite.verdict == "regression" and (unknown := run.rounding) is not None and unknown.not_measured:
@@ -73,7 +73,7 @@ def claim(run: RunEvidence) -> Judged:
             for each in traced_passes(records[role], place, [(features, why) for why in whys])
         ]
         # Where fewer bits are declared, each layer may round as in bfloat16.
-        least = least_error("" if any(run.noise) else _dtype(run), another_kernel=True)
+        least = least_error("" if any(run.noise) else run.dtype, another_kernel=True)
         differs = suite.verdict == "regression"
         parts["parting"] = parting_of(place, passes, base, limits, least, run.folder.nonce, differs=differs)
     return Judged(suite=suite, checks=[required.check("ok", suite.why[-1])], parts=parts)
@@ -100,14 +100,8 @@ def _records(run: RunEvidence) -> dict[Role, list[ProbePass]]:
     return {role: passes_of(run.folder.server_folder(role), run.folder.nonce) for role in ROLES}
 
 
-def _dtype(run: RunEvidence) -> str:
-    """Return the dtype of both servers' activations, or an empty string: of two, the sides may differ by the coarser."""
-    dtypes = {str(server.arguments.get("dtype", "")).removeprefix("torch.") for server in run.servers.values()}
-    return dtypes.pop() if len(dtypes) == 1 else ""
-
-
 def _limits(run: RunEvidence, reference: _Passes) -> dict[Measure, Bound]:
-    return limits_of(reference, _dtype(run), [*filter(None, run.noise)], run.spec.policy)
+    return limits_of(reference, run.dtype, [*filter(None, run.noise)], run.spec.policy)
 
 
 def _by_condition(made: Sequence[ProbePass]) -> dict[str, ProbePass]:

@@ -27,7 +27,7 @@ from assay.harness.evidence.manifest import QUESTION_PLAN
 from assay.harness.files import write_whole
 from assay.harness.judge.baselines import has_stored_logits
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run import layer_diff, sensitivity, side_probes, side_traces
+from assay.harness.run import layer_diff, sensitivity, side_probes
 from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
 from assay.harness.run.logit_scoring import SCORINGS, score
@@ -316,8 +316,6 @@ def _first_probes(asked: _Asking, role: Role) -> _Work | None:
 
 
 def _parting(asked: _Asking, role: Role) -> _Work | None:
-    if side_traces.is_open(asked.plan, asked.folder, role):
-        return lambda engine: side_traces.trace_sides(engine, asked.plan, asked.folder)
     if not (side_probes.compares_probes(asked.plan) and side_probes.trace_open(asked.plan, asked.folder, role)):
         return None
     return lambda engine: side_probes.trace_sides(engine, asked.plan, asked.folder)

@@ -202,7 +202,7 @@ def _asked(spec: RunSpec) -> _Found:
     served = {
         role: served_in(resolve_model(side.model, side.flags), side, spec.device) for role, side in spec.sides.items()
     }
-    refused = list(unmet(backends, asked, served))
+    refused = list(unmet(backends, asked, served, spec.sides))
     enough = not any(fatal for _, fatal, _ in refused)
     says = "; ".join(f"the {role} {text}" for role, _, text in refused) or f"both sides honour {', '.join(asks)}"
     return _needed(enough, one_line(says, 300), "name another --reference; see assay backends --honours")

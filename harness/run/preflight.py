@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.harness.attention.call import FEATURES, default_device
 from assay.harness.attention.forms import feature_of
@@ -201,7 +201,7 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
     """
     backends, device = {role: plan.backend(role) for role in ROLES}, plan.spec.device
     served = {role: served_in(plan.models[role], plan.spec.sides[role], device) for role in ROLES}
-    for role, fatal, text in unmet(backends, asked_of(plan.spec, plan.models), served):
+    for role, fatal, text in unmet(backends, asked_of(plan.spec, plan.models), served, plan.spec.sides):
         if fatal and plan.backend(role).is_kernel:
             expected = "a kernel that declares what the model's layers ask for, in @declares(features=...)"
             raise UsageError(
@@ -232,7 +232,7 @@ def ignored_of(model: Path, side: Side, measuring: bool = True) -> tuple[str, ..
     if asks and not measuring and not backend.is_kernel:
         return None
     served: dict[Role, tuple[str, int]] = {"candidate": served_in(model, side, default_device())} if asks else {}
-    return tuple(text for _, _, text in unmet({"candidate": backend}, {"candidate": asks}, served))
+    return tuple(text for _, _, text in unmet({"candidate": backend}, {"candidate": asks}, served, {"candidate": side}))
 
 
 def served_in(model: Path, side: Side, device: str) -> tuple[str, int]:
@@ -247,6 +247,7 @@ def unmet(
     backends: Mapping[Role, Backend],
     asks: Mapping[Role, Mapping[str, str]],
     served: Mapping[Role, tuple[str, int]] = {},
+    sides: Mapping[Role, Side] = {},
 ) -> Iterator[tuple[Role, bool, str]]:
     """Yield the features that backends are not shown to honour: the role, whether this rules a run out, and a description.
 
@@ -255,6 +256,7 @@ def unmet(
     Args:
         asks: the features that each role's model asks for.
         served: dtype and head_dim to measure in, by role; the usual ones for a missing role.
+        sides: the engine and its Python, by role; SGLang in the Python that runs assay for a missing role.
     """
     for role, backend in backends.items():
         for feature, line in asks[role].items():
@@ -268,12 +270,12 @@ def unmet(
     names = {name for role in roles for name in asks[role]} & {attribute.name for attribute in ATTRIBUTES}
     if not names:
         return
-    results: dict[tuple[str, tuple[str, int] | None], BackendResult] = {}
+    results: dict[tuple[Any, ...], BackendResult] = {}
     for role in roles:
-        key = backends[role].name, served.get(role)
+        side = sides.get(role) or Side(backend=backends[role].name)
+        key = name, shape, engine, python = backends[role].name, served.get(role), side.engine, python_of(side)
         if key not in results:
-            measured = measure([key[0]], names, model=key[1]).backends
-            results[key] = next(result for result in measured if result.backend == key[0])
+            (results[key],) = measure([name], names, model=shape, engine=engine, python=python).backends
         result = results[key]
         for feature, line in ((name, line) for name, line in asks[role].items() if name in names):
             state, what = result.state(feature), f"the {feature} that the model asks for ({line})"

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.probes import Probe, ProbeLoad
-from assay.harness.engines.base import ChatRequest, Engine, answers
-from assay.harness.engines.inside.control import Control, TracedRequest, set_control
-from assay.harness.engines.sglang import forcing
-from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
-from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
-from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.engines.base import ChatRequest, Engine, ProbeRequest, answers
+from assay.harness.engines.features import Pass
+from assay.harness.engines.inside.control import FORCED, FORCED_REQUEST, TRACE, Control, TracedRequest, set_control
 from assay.harness.evidence.counters import ADMISSIONS, REPLAYS, Admission, read_counters
 from assay.harness.evidence.jsonl import read
 from assay.harness.evidence.probes import ProbePass, ProbeReply
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.invariance_arms import Arm
-from assay.harness.run.probe_proof import Pass
 
 # Tokens that the earlier turn of a conversation generates.
 _TURN = 8
@@ -31,8 +27,10 @@ _LEFT = 3
 _BEFORE = 2
 # Alternatives returned with each token of a greedy text.
 _ALTERNATIVES = 5
-TRACE_BYTES = 2 * 2**30
-"""Budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB."""
+# Budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB.
+_TRACE_BYTES = 2 * 2**30
+PROBED = {FORCED: "1", TRACE: str(_TRACE_BYTES)}
+"""Environment of a server that is asked the probes."""
 # Most tokens that follow a probe and its answer if both are scored as the beginning of a longer prompt.
 _BEHIND = 96
 
@@ -50,6 +48,7 @@ class AskedArm:
         longer: whether the base's answer and further tokens follow each probe, all in one prefill: no feature is on, and the
             kernels for other numbers of tokens compute the same positions.
         recurrent: whether the model keeps states, which the cache has only for the ends of earlier requests.
+        evicts: other tokens to send after the prefix, which evict it; 0 to leave it.
     """
 
     load: ProbeLoad
@@ -59,58 +58,55 @@ class AskedArm:
     again: int = 0
     longer: bool = False
     recurrent: bool = False
+    evicts: int = 0
 
 
-def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
+def ask(server: Engine, folder: Path, asked: AskedArm) -> Pass:
     """Ask a running server all probes; its processes write to `folder` (``ASSAY_EVIDENCE``).
 
     Raises:
         EngineError: the server failed.
         EvidenceError: its folder cannot be written or read.
     """
-    said = {"weights-again": _reload(server)} if "weights-again" in asked.arm else {}
-    said |= {"sleep-wake": _sleep(server)} if "sleep-wake" in asked.arm else {}
+    first = asked.load.probes[0]
+    said = server.toggle(asked.arm, ProbeRequest(first.id, f"assay-toggled-{asked.label}", first.ids, 0, 1))
     order, size = _order(asked), _at_once(asked)
     mixed = "mixed-chunk" in asked.arm
     turns = _turns(asked) if "conversation" in asked.arm else _whole_prompts(asked) if mixed else {}
-    forced = {request_of(asked.label, probe.id): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
-    forced |= {f"{request_of(asked.label, probe.id)}:turn": probe.ids for probe in order if probe.id in turns}
-    forcing.tell(folder, forced)
-    said |= {"zero-lora": _apply_another(server, folder, asked)} if "zero-lora" in asked.arm else {}
-    send: Callable[..., list[ProbeReply]] = ask_streamed if "streamed" in asked.arm else ask_together
     replies: dict[str, ProbeReply] = {}
     before = _replays(folder)
     warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)
     server.flush_cache()
-    evicting = _evicting(asked, server) if "hicache" in asked.arm else []
-    for request in [*_prefixes(asked), *evicting] if warm else ():
-        ask_together(server, [request])
+    for request in [*_prefixes(asked), *_evicting(asked)] if warm else ():
+        server.probe([request])
     for at in range(0, len(order), size):
         group = order[at : at + size]
         if not warm and at:
             server.flush_cache()
         if earlier := [_turn(asked, probe, turns[probe.id]) for probe in group if probe.id in turns]:
-            (leave_in_cache if mixed else ask_together)(server, earlier)
+            server.probe(earlier)
         if asked.longer:
-            scored = ask_together(server, [_longer(asked, probe) for probe in group])
+            scored = server.probe([_longer(asked, probe) for probe in group])
             replies |= {reply.probe: reply.model_copy(update={"decode": reply.prefill}) for reply in scored}
             continue
         requests = [_request(asked, probe, turns.get(probe.id, 0)) for probe in group]
-        replies |= {reply.probe: reply for reply in send(server, requests)}
-    admissions = [
-        admission
-        for admission in read(folder / ADMISSIONS, Admission)
-        if any(name.startswith(f"{forcing.PREFIX}{asked.label}:") for name in admission.rids)
-    ]
+        replies |= {reply.probe: reply for reply in server.probe(requests, streamed="streamed" in asked.arm)}
+    own = server.request_id(request_of(asked.label, ""))
+    limits = server.limits(1)
     return Pass(
         probes=asked.load.probes,
         replies=[replies[probe.id] for probe in asked.load.probes],
-        admissions=admissions,
+        admissions=[
+            admission
+            for admission in read(folder / ADMISSIONS, Admission)
+            if any(name.startswith(own) for name in admission.rids)
+        ],
         sent=[probe.id for probe in order],
         turns=turns,
         said=said,
         warm=warm,
-        page=int(server.arguments().get("page_size") or 1),
+        page=limits.page_tokens if limits else 1,
+        caches=limits is None or limits.prefix_cache,
         arguments=server.arguments(),
         replays=_replays(folder) - before,
     )
@@ -130,16 +126,16 @@ def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
     engine.flush_cache()
 
 
-def tracing(server: SGLangServer, folder: Path, record: ProbePass) -> AbstractContextManager[object]:
+def tracing(server: Engine, folder: Path, record: ProbePass) -> AbstractContextManager[object]:
     """Have a server trace the request that a pass is repeated for, within the context; do nothing for any other pass."""
     if record.traced is None:
         return nullcontext()
-    request = request_of(record.label, record.traced.probe)
+    request = server.request_id(request_of(record.label, record.traced.probe))
     traced = TracedRequest(request=request, until=record.traced.index - 1)
     return switched_on(server, folder, Control(trace=record.label, traced=traced))
 
 
-def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[Answer, ...]:
+def write_texts(server: Engine, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[Answer, ...]:
     """Have a running server answer prompts greedily, with at most this many tokens each.
 
     Raises:
@@ -158,7 +154,7 @@ def _replays(folder: Path) -> Counter[tuple[str, int]]:
 
 def request_of(label: str, probe: str) -> str:
     """Return the id of a probe's request in a pass."""
-    return f"{forcing.PREFIX}{label}:{probe}"
+    return f"{FORCED_REQUEST}{label}:{probe}"
 
 
 def _order(asked: AskedArm) -> list[Probe]:
@@ -196,12 +192,15 @@ def _whole_prompts(asked: AskedArm) -> dict[str, int]:
 
 def _turn(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
     """Return the request of an earlier turn, which generates tokens of the probe's prompt; an unscored one takes all of it."""
-    asks = len(probe.ids) if "mixed-chunk" in asked.arm else kept - _TURN + 1
-    return ProbeRequest(probe.id, f"{request_of(asked.label, probe.id)}:turn", probe.ids[:asks], asks - 1, _TURN)
+    mixed = "mixed-chunk" in asked.arm
+    asks = len(probe.ids) if mixed else kept - _TURN + 1
+    name = f"{request_of(asked.label, probe.id)}:turn"
+    return ProbeRequest(probe.id, name, probe.ids[:asks], asks - 1, _TURN, probe.ids[asks:], scored=not mixed)
 
 
 def _request(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
-    return ProbeRequest(probe.id, request_of(asked.label, probe.id), probe.ids, max(probe.shared, kept), probe.depth)
+    name, written = request_of(asked.label, probe.id), asked.answers.get(probe.id, ())
+    return ProbeRequest(probe.id, name, probe.ids, max(probe.shared, kept), probe.depth, written)
 
 
 def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
@@ -211,47 +210,15 @@ def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
     return [ProbeRequest("prefix", f"assay-prefix-{asked.label}-{end}", whole[:end], end - 1, 1) for end in ends]
 
 
-def _evicting(asked: AskedArm, server: SGLangServer) -> list[ProbeRequest]:
-    """Return requests for as many other tokens as the pool holds, which evict the prefix to the host's memory."""
+def _evicting(asked: AskedArm) -> list[ProbeRequest]:
+    """Return requests for as many other tokens as evict the prefix."""
     whole = asked.load.prefix
-    count = -(-int(server.arguments()["max_total_tokens"]) // len(whole)) + 1
+    count = -(-asked.evicts // len(whole)) + 1 if asked.evicts else 0
     turned = [whole[number:] + whole[:number] for number in range(1, count + 1)]
     return [
         ProbeRequest("prefix", f"assay-evicting-{asked.label}-{number}", ids, len(ids) - 1, 1)
         for number, ids in enumerate(turned)
     ]
-
-
-def _reload(server: SGLangServer) -> str:
-    """Have a server reload its own weights; return its reply, or an empty string if it failed."""
-    model = server.arguments().get("model_path")
-    reply = server.send("/update_weights_from_disk", {"model_path": model, "flush_cache": True})
-    return f"the server says: {reply.get('message') or 'loaded'}" if reply.get("success") else ""
-
-
-def _sleep(server: SGLangServer) -> str:
-    """Have a server release its memory and take it back, and return a sentence that says so."""
-    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
-        server.send(path, {})
-    return "the server gave its memory back and took it again"
-
-
-def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
-    """Have a server load a nonzero adapter and ask a probe with either; return how far apart they are, or an empty string."""
-    probe, zeros, path = asked.load.probes[0], server.adapter, (folder / OTHER_ADAPTER).resolve()
-    server.send("/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str(path)})
-    scored = []
-    for name in (zeros, OTHER_ADAPTER):
-        server.adapter = name
-        server.flush_cache()
-        request = ProbeRequest(probe.id, f"assay-{name}-{asked.label}", probe.ids, 0, 1)
-        (reply,) = ask_together(server, [request])
-        scored.append(reply.prefill.own)
-    server.adapter = zeros
-    server.send("/unload_lora_adapter", {"lora_name": OTHER_ADAPTER})
-    apart = max(abs(first - second) for first, second in zip(*scored, strict=True))
-    said = f"in this server, a nonzero adapter moves a log-probability by {apart:.2g} nats"
-    return said if apart else ""
 
 
 def _longer(asked: AskedArm, probe: Probe) -> ProbeRequest:

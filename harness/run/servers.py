@@ -29,8 +29,9 @@ from assay.harness.run import layer_diff
 from assay.harness.run.envelope import chunk_argument
 from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import ignored_of
+from assay.harness.run.probes import PROBED
 from assay.harness.run.run_folder import shadowed_role
-from assay.harness.run.side_probes import PROBED, compares_probes
+from assay.harness.run.side_probes import compares_probes
 from assay.harness.sides import ROLES, Role, Side, settings, without_secrets
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import time
 
 from assay.evals.probes import ProbeLoad, probe_load
+from assay.harness.engines import registry
 from assay.harness.engines.base import Engine
-from assay.harness.engines.inside.control import TRACE
+from assay.harness.engines.features import answered, shown, split
 from assay.harness.engines.model import model_shape
-from assay.harness.engines.sglang.features import features_of
-from assay.harness.engines.sglang.forcing import FORCED
-from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.folder import RunFolder
@@ -22,25 +20,20 @@ from assay.harness.evidence.probes import CONDITIONS, ProbePass, passes_of, reco
 from assay.harness.judge.side_probes import farthest
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
-from assay.harness.run.probe_proof import answered, shown, split
-from assay.harness.run.probes import TRACE_BYTES, AskedArm, ask, tracing
+from assay.harness.run.probes import AskedArm, ask, tracing
 from assay.harness.run.run_folder import asked_roles
-from assay.harness.sides import ROLES, Role, flag_values
+from assay.harness.sides import ROLES, Role, flag_values, profile_of
 
 # The reference's traces: alone, and again in another batch; probes sent at once for the latter.
 _TRACES: dict[Role, tuple[str, ...]] = {"reference": ("trace", "trace again"), "candidate": ("trace",)}
 _AT_ONCE = 2
-# Flags that limit the tokens of a request.
-_LIMITS = ("--context-length", "--max-total-tokens")
-PROBED = {FORCED: "1", TRACE: str(TRACE_BYTES)}
-"""Environment of a server that is asked the probes."""
 
 
 def compares_probes(plan: Plan) -> bool:
     """Return True if a run asks its servers the probes."""
     more_than_backend = bool(set(plan.spec.treatment) - {"backend"})
-    asked = "logits" in plan.spec.workload.suites and plan.roles == ROLES and not plan.has_url
-    return asked and more_than_backend and all(side.engine == "sglang" for side in plan.spec.sides.values())
+    asked = "logits" in plan.spec.workload.suites and plan.roles == ROLES and all(map(plan.instrumented, ROLES))
+    return asked and more_than_backend
 
 
 def open_passes(plan: Plan, folder: RunFolder, role: Role) -> list[ProbePass]:
@@ -64,8 +57,6 @@ def ask_probes(
         EngineError: the server failed.
         EvidenceError: the folder cannot be written.
     """
-    if not isinstance(engine, SGLangServer):
-        return
     for record in open_passes(plan, folder, engine.role)[:most]:
         _ask(engine, plan, folder, record)
         display.count(f"{engine.role}: probes", record.number + 1, len(CONDITIONS))
@@ -84,7 +75,6 @@ def trace_sides(engine: Engine, plan: Plan, folder: RunFolder) -> None:
         EngineError: the server failed.
         EvidenceError: the folder cannot be written, or its passes cannot be read.
     """
-    assert isinstance(engine, SGLangServer)
     passes = {role: passes_of(folder.server_folder(role), folder.nonce) for role in ROLES}
     chosen = next((each for each in passes["reference"] if each.traced), None)
     features, place = (chosen.features, chosen.traced) if chosen else farthest(passes["reference"], passes["candidate"])
@@ -94,12 +84,11 @@ def trace_sides(engine: Engine, plan: Plan, folder: RunFolder) -> None:
 
 def ask_with_fault(engine: Engine, plan: Plan, folder: RunFolder) -> None:
     """Ask a server with a seeded fault the probes after a cached prefix, which the fault needs."""
-    if isinstance(engine, SGLangServer):
-        record = ProbePass(number=len(CONDITIONS), features=tuple(CONDITIONS["cached"]), why="sensitivity")
-        _ask(engine, plan, folder, record, SENSITIVITY)
+    record = ProbePass(number=len(CONDITIONS), features=tuple(CONDITIONS["cached"]), why="sensitivity")
+    _ask(engine, plan, folder, record, SENSITIVITY)
 
 
-def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass, under: str = "") -> None:
+def _ask(engine: Engine, plan: Plan, folder: RunFolder, record: ProbePass, under: str = "") -> None:
     begun, place, features = time.monotonic(), folder.server_folder(engine.role), frozenset(record.features)
     base = next(iter(passes_of(folder.server_folder("reference"), folder.nonce)), None)
     answers = {reply.probe: reply.decode.tokens for reply in base.replies} if base else {}
@@ -112,7 +101,7 @@ def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass,
         engine.check()  # a server that died ends the run; one that refuses a probe does not
         record_pass(place / under, record.model_copy(update={"problem": error.found}), folder.nonce)
         return
-    known = features_of(plan.spec.device)
+    known = registry.features(engine.kind).features_of(plan.spec.device)
     made = answered(record, over, {id_: shown(known[id_], over) for id_ in record.features})
     chunks = {"chunks": said} if (said := split(over)) else {}
     made = made.model_copy(update={"seen": made.seen | chunks, "seconds": time.monotonic() - begun})
@@ -122,6 +111,10 @@ def _ask(engine: SGLangServer, plan: Plan, folder: RunFolder, record: ProbePass,
 def load_of(plan: Plan) -> ProbeLoad:
     """Make the probes for both models of a run."""
     shapes = [model_shape(folder) for folder in plan.models.values()]
-    given = [flag_values(side.flags).get(flag, "") for side in plan.spec.sides.values() for flag in _LIMITS]
+    given = [
+        flag_values(side.flags).get(flag, "")
+        for side in plan.spec.sides.values()
+        for flag in profile_of(side.engine).limits
+    ]
     context = min([*(shape.context for shape in shapes), *(int(value) for value in given if value.isdigit())])
     return probe_load(plan.spec.device, context, min(shape.vocabulary for shape in shapes))

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from assay.harness.engines.base import ChatRequest
-from assay.harness.engines.inside.control import Control, read_setting
+from assay.harness.engines.inside.control import FORCED_REQUEST, Control, read_setting
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
-from assay.harness.engines.sglang.forcing import PREFIX
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.counters import ADMISSIONS, Admission
@@ -159,7 +158,7 @@ class FeaturedServer(SGLangServer):
         sequence, output = list(ids), []
         for _ in range(depth):
             top = self._top(sum(sequence), shift)
-            told = rid.startswith(PREFIX) and len(sequence) < len(forced)
+            told = rid.startswith(FORCED_REQUEST) and len(sequence) < len(forced)
             output.append((top, forced[len(sequence)] if told else top[0][1]))
             sequence.append(output[-1][1])
         self.cache.append(tuple(sequence[:-1]))

@@ -10,6 +10,7 @@ PROFILE = EngineProfile(
     oldest="5.0.0",
     references={"cpu": "hf", "cuda": "hf"},
     cpu_backends=("hf",),
+    limits=(),
     own_flags=("--model", "--host", "--port", "--served-model-name", "--device"),
     example_flag="--trust-remote-code",
     kernels={},

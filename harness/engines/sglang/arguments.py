@@ -41,7 +41,7 @@ def limits_of(arguments: Mapping[str, Any], context: int) -> EngineLimits:
 def numerics(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return what decides the numbers of any engine, in neutral names."""
     return {
-        "dtype": str(arguments.get("dtype") or "auto"),
+        "dtype": str(arguments.get("dtype") or "auto").removeprefix("torch."),
         "kv_cache_dtype": str(arguments.get("kv_cache_dtype") or "auto"),
         "quantization": str(arguments.get("quantization") or "none"),
         "tensor_parallel": str(arguments.get("tp_size") or 1),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # the command line names features, and must not wait for torc
 MODEL = "{model}"
 # In a flag: the folder of a LoRA adapter that adds zeros.
 ADAPTER = "{adapter}"
+# Name of the adapter of zeros in a server.
+ADAPTER_NAME = "assay-zeros"
 # In a flag: the folder of a draft model for EAGLE.
 DRAFT = "{draft}"
 # Folder, next to that of the adapter of zeros, of a nonzero adapter, which shows that adapters are applied.

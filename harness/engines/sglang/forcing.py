@@ -1,7 +1,7 @@
 """Forced decode: a server writes prescribed tokens, one by one, each in a separate decode pass.
 
-A request whose id begins with `PREFIX` gets its next tokens from ``forced.json`` in the server's folder: id -> the tokens of the
-whole sequence. The model's own choice is still computed and its log-probabilities returned as ever; only the token that goes
+A request whose id begins with `FORCED_REQUEST` gets its next tokens from ``forced.json`` in the server's folder: id -> the tokens
+of the whole sequence. The model's own choice is still computed and its log-probabilities returned as ever; only the token that goes
 into the next pass is replaced. Everything else that is on (chunks, overlap, CUDA graphs, retraction) stays on. Speculation verifies
 drafts without this sampler, so nothing is forced there.
 """
@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.harness.engines.inside.control import FORCED_REQUEST
 from assay.harness.files import write_whole
 
-# Environment variable: not empty in a server that may be given tokens to write.
-FORCED = "ASSAY_FORCED"
-PREFIX = "assay-forced-"
 _FILE = "forced.json"
 
 
@@ -39,7 +37,7 @@ def install(folder: Path) -> None:
     def sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any) -> Any:
         tokens = original(runner, logits_output, forward_batch)
         rids = list(forward_batch.rids or ())
-        if any(rid.startswith(PREFIX) for rid in rids):
+        if any(rid.startswith(FORCED_REQUEST) for rid in rids):
             decodes = forward_batch.forward_mode.is_decode()
             places = forward_batch.positions if decodes else forward_batch.seq_lens - 1
             for row, (rid, place) in enumerate(zip(rids, places.tolist(), strict=False)):
@@ -58,6 +56,6 @@ class _Told:
 
     def sequence(self, rid: str) -> Sequence[int]:
         """Return the tokens of a request's whole sequence, or none if they were not prescribed."""
-        if rid.startswith(PREFIX) and rid not in self._sequences and self._file.exists():
+        if rid.startswith(FORCED_REQUEST) and rid not in self._sequences and self._file.exists():
             self._sequences = json.loads(self._file.read_bytes())
         return self._sequences.get(rid, ())

@@ -26,7 +26,8 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative, default_device
 from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.attention.paging import STALE, shuffled_pages, slots_in
-from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.sample_calls import call_of, latent_call
+from assay.harness.engines.registry import LayerRequest
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.errors import UsageError
 from assay.harness.text import did_you_mean
@@ -52,28 +53,12 @@ _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 _SINKS = {"trtllm_mha": torch.float32}
 # Backends only for latent attention, with the page size in tokens that each needs.
 LATENT_PAGES = {"flashmla": 64, "cutlass_mla": 128, "trtllm_mla": 64, "cutedsl_mla": 64}
-_LATENT_HEADS = 16
 # (new tokens, cached prefix) of the calls on which a backend is tested.
 _TRIAL = {"extend": (2, 1), "decode": (1, 2)}
 # Least batch, and least length in tokens, of a runner: most calls of the matrix with the same heads and dtype share one.
 _LEAST_BATCH, _LEAST_LENGTH = 4, 512
 # Most runners to keep, each with a KV pool.
 _KEPT = 4
-
-
-@dataclass(frozen=True)
-class LayerRequest:
-    """A request of a layer to a backend, beyond the contract.
-
-    Attributes:
-        stored: dtype of the KV pool, by default that of k and v.
-        scales: factors of stored K and stored V, or None.
-        drafts: whether the new tokens are a chain of drafts to verify: equally many for each sequence.
-    """
-
-    stored: torch.dtype | None = None
-    scales: tuple[float, float] | None = None
-    drafts: bool = False
 
 
 class NativeKernel:
@@ -175,12 +160,6 @@ def kernel(backend: str) -> NativeKernel:
     return made
 
 
-def latent_call(lens: list[tuple[int, int]], dtype: torch.dtype, device: str) -> AttentionCall:
-    """Make a call of absorbed latent attention, with enough heads for the kernels that are made for it."""
-    wide = call_of(lens, (_LATENT_HEADS, 1), 576, dtype, device)
-    return replace(wide, v=wide.k[..., :512]).with_spec(layout="v in k", scale=192**-0.5)
-
-
 def _said(error: Exception) -> str:
     """Describe an exception by its name and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '').rstrip('.')}"
@@ -204,7 +183,7 @@ def _power_of_two(number: int, least: int) -> int:
     return 1 << (max(number, least) - 1).bit_length()
 
 
-def sglang_version() -> str:
+def version() -> str:
     """Return the installed version of SGLang.
 
     Raises:

@@ -22,6 +22,7 @@ from assay.harness.engines.inside.control import (
     DELEGATE,
     EVIDENCE,
     FAULTS,
+    FORCED,
     KERNEL,
     RECORD,
     SHADOW,
@@ -47,7 +48,7 @@ def register() -> None:
     if "--enable-lora" in sys.argv:
         _pin_nothing()
     if folder := os.environ.get(EVIDENCE):
-        if os.environ.get(forcing.FORCED):
+        if os.environ.get(FORCED):
             forcing.install(Path(folder))
         _wrap_all(ATTENTION_BACKENDS, functools.partial(_metered, Path(folder)))
         if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS)):

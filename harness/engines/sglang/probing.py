@@ -1,99 +1,103 @@
-"""Probes: a prompt scored token by token and an answer of a given length, in one request to SGLang's ``/generate``."""
+"""Probes of an SGLang server: prompts scored token by token, answers of given lengths, and commands that toggle features."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from assay.harness.engines.base import TOP, ProbeRequest
 from assay.harness.engines.client import number
 from assay.harness.engines.generation import readable
-from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.engines.sglang import forcing
+from assay.harness.engines.sglang.beside_model import ADAPTER_NAME, OTHER_ADAPTER
 from assay.harness.evidence.probes import ProbeReply, Scores
 
-# Most probable tokens to return at each position.
-_TOP = 8
+if TYPE_CHECKING:
+    from assay.harness.engines.sglang.server import SGLangServer
+
 _PATH, _EXPECTED = "/generate", "every prompt scored, and every token of its answer"
 _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
 
 
-@dataclass(frozen=True)
-class ProbeRequest:
-    """One request.
-
-    Attributes:
-        probe: id of the probe.
-        rid: its id in the server.
-        ids: tokens of the prompt.
-        start: the tokens after the first ``start + 1`` are scored; at most ``start`` tokens come from the cache.
-        depth: tokens to generate, whether or not they include the end-of-text token.
-    """
-
-    probe: str
-    rid: str
-    ids: tuple[int, ...]
-    start: int
-    depth: int
-
-
-def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
-    """Send requests at once, in one message, and return the replies in their order.
-
-    Raises:
-        EngineError: the server failed, or did not answer all of them.
-    """
+def probe(server: SGLangServer, requests: Sequence[ProbeRequest], *, streamed: bool) -> list[ProbeReply]:
+    """Implement `Engine.probe`. Without streaming, one message holds all requests."""
+    forcing.tell(server.launch.evidence, {each.name: (*each.ids, *each.written) for each in requests})
+    if streamed:
+        with ThreadPoolExecutor(len(requests)) as pool:
+            return list(pool.map(lambda request: _streamed(server, request), requests))
     replies = server.send(_PATH, _body(requests, server.adapter))
+    if not all(request.scored for request in requests):
+        return []
     with readable(server, _PATH, _EXPECTED):
         return [_reply(request, reply, 1) for request, reply in zip(requests, replies, strict=True)]
 
 
-def leave_in_cache(server: SGLangServer, requests: Sequence[ProbeRequest]) -> None:
-    """Send requests at once, without log-probabilities, so that their K and V stay in the cache.
-
-    SGLang mixes chunks of prompts with decode only if no request asks for log-probabilities.
-
-    Raises:
-        EngineError: the server failed.
-    """
-    scores = ("logprob_start_len", "return_logprob", "top_logprobs_num")
-    server.send(_PATH, {name: value for name, value in _body(requests, server.adapter).items() if name not in scores})
+def _streamed(server: SGLangServer, request: ProbeRequest) -> ProbeReply:
+    fields = {
+        key: value[0] if isinstance(value, list) else value for key, value in _body([request], server.adapter).items()
+    }
+    events = server.client().events(_PATH, {**fields, "stream": True})
+    with readable(server, _PATH, _EXPECTED):
+        return _reply(request, events[-1], len(events))
 
 
-def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
-    """Send requests at once, which are answered in pieces, and return the replies in their order.
+def toggle(server: SGLangServer, features: Collection[str], probe: ProbeRequest) -> dict[str, str]:
+    """Implement `Engine.toggle`: load the weights again, sleep and wake, and name an adapter of zeros."""
+    server.adapter = ADAPTER_NAME if "zero-lora" in features else ""
+    commands: dict[str, Callable[[SGLangServer], str]] = {
+        "weights-again": _reload, "sleep-wake": _sleep, "zero-lora": lambda of: _apply_another(of, probe),
+    }  # fmt: skip
+    return {id_: command(server) for id_, command in commands.items() if id_ in features}
 
-    Raises:
-        EngineError: as `ask_together`.
-    """
 
-    def single(request: ProbeRequest) -> ProbeReply:
-        body = _body([request], server.adapter)
-        fields = {key: value[0] for key, value in body.items() if isinstance(value, list)}
-        events = server.client().events(
-            _PATH, {**fields, "return_logprob": True, "top_logprobs_num": _TOP, "stream": True}
-        )
-        with readable(server, _PATH, _EXPECTED):
-            return _reply(request, events[-1], len(events))
+def _reload(server: SGLangServer) -> str:
+    """Have a server reload its own weights; return its reply, or an empty string if it failed."""
+    model = server.arguments().get("model_path")
+    reply = server.send("/update_weights_from_disk", {"model_path": model, "flush_cache": True})
+    return f"the server says: {reply.get('message') or 'loaded'}" if reply.get("success") else ""
 
-    with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(single, requests))
+
+def _sleep(server: SGLangServer) -> str:
+    """Have a server release its memory and take it back, and return a sentence that says so."""
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        server.send(path, {})
+    return "the server gave its memory back and took it again"
+
+
+def _apply_another(server: SGLangServer, probe: ProbeRequest) -> str:
+    """Have a server load a nonzero adapter and ask a probe with either; return how far apart they are, or an empty string."""
+    zeros, path = server.adapter, (server.launch.evidence / OTHER_ADAPTER).resolve()
+    server.send("/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str(path)})
+    scored = []
+    for name in (zeros, OTHER_ADAPTER):
+        server.adapter = name
+        server.flush_cache()
+        (reply,) = server.probe([replace(probe, name=f"{probe.name}-{name}")])
+        scored.append(reply.prefill.own)
+    server.adapter = zeros
+    server.send("/unload_lora_adapter", {"lora_name": OTHER_ADAPTER})
+    apart = max(abs(first - second) for first, second in zip(*scored, strict=True))
+    said = f"in this server, a nonzero adapter moves a log-probability by {apart:.2g} nats"
+    return said if apart else ""
 
 
 def _body(requests: Sequence[ProbeRequest], adapter: str) -> dict[str, Any]:
-    named = {"lora_path": [adapter] * len(requests)} if adapter else {}
-    return {
-        **named,
-        "rid": [request.rid for request in requests],
+    body: dict[str, Any] = {
+        "rid": [request.name for request in requests],
         "input_ids": [list(request.ids) for request in requests],
         "sampling_params": [
             {"temperature": 0, "max_new_tokens": request.depth, "ignore_eos": True} for request in requests
         ],
-        "logprob_start_len": [request.start for request in requests],
-        "return_logprob": True,
-        "top_logprobs_num": _TOP,
     }
+    if adapter:
+        body["lora_path"] = [adapter] * len(requests)
+    if all(request.scored for request in requests):  # SGLang mixes chunks of prompts with decode only without scores
+        starts = [request.start for request in requests]
+        body |= {"logprob_start_len": starts, "return_logprob": True, "top_logprobs_num": TOP}
+    return body
 
 
 def _reply(request: ProbeRequest, reply: Mapping[str, Any], pieces: int) -> ProbeReply:

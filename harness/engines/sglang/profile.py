@@ -12,6 +12,7 @@ PROFILE = EngineProfile(
     # Triton's kernels are interpreted. The others (0.5.23) end a server while it starts: they check for a GPU architecture, or for
     # packages that need one.
     cpu_backends=("torch_native", "triton", "flex_attention", "intel_amx"),
+    limits=("--context-length", "--max-total-tokens"),
     own_flags=(
         "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--model-path", "--device",
         "--host", "--port", "--served-model-name", "--api-key",

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from assay.harness.engines.base import ChatRequest, Engine, Floats, Score, TracedPrompt
+from assay.harness.engines.base import ChatRequest, Engine, Floats, Score
 from assay.harness.engines.client import number
 from assay.harness.engines.generation import readable
 from assay.harness.evidence.records import Answer, Item, Token
@@ -115,25 +114,3 @@ def _values(rows: Sequence[Sequence[Sequence[Any]]]) -> Floats:
     """Convert to an array, NaN for null: SGLang's JSON has null for every number that is not finite."""
     numbers = [[number(entry[0]) for entry in row] for row in rows]
     return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)
-
-
-def prefill(server: Engine, prompts: Sequence[TracedPrompt]) -> None:
-    """Implement `Engine.prefill`. SGLang takes no more tokens from its cache than those before the first log-probability."""
-    for prompt in prompts:
-        if prompt.cached:
-            _compute(server, [replace(prompt, name=f"{prompt.name}-prefix")])
-    _compute(server, prompts)
-
-
-def _compute(server: Engine, prompts: Sequence[TracedPrompt]) -> None:
-    body = {
-        "rid": [prompt.name for prompt in prompts],
-        "input_ids": [list(prompt.ids) for prompt in prompts],
-        "sampling_params": [{"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}] * len(prompts),
-        "logprob_start_len": [prompt.start for prompt in prompts],
-        "return_logprob": True,
-    }
-    replies = server.send("/generate", body)
-    with readable(server, "/generate", "an answer to each prompt"):
-        if [reply["meta_info"]["prompt_tokens"] for reply in replies] != [len(prompt.ids) for prompt in prompts]:
-            raise ValueError("other prompts than those that were sent")

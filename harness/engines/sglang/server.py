@@ -6,15 +6,16 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from assay.harness.engines.base import Engine, Score, TracedPrompt
+from assay.harness.engines.base import Engine, ProbeRequest, Score
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.launched import PROBE_TIMEOUT_S, LaunchedServer
 from assay.harness.engines.served_fingerprint import fingerprint_of
-from assay.harness.engines.sglang import arguments, score
+from assay.harness.engines.sglang import arguments, probing, score
 from assay.harness.engines.sglang.common import agree, resolved_arguments
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings
+from assay.harness.evidence.probes import ProbeReply
 from assay.harness.evidence.records import Answer, Item
 
 _FLUSH_TIMEOUT_S = 10
@@ -64,8 +65,11 @@ class SGLangServer(LaunchedServer):
     def score(self, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
         return score.score(self, ids, start, top_k, at)
 
-    def prefill(self, prompts: Sequence[TracedPrompt]) -> None:
-        score.prefill(self, prompts)
+    def probe(self, requests: Sequence[ProbeRequest], *, streamed: bool = False) -> list[ProbeReply]:
+        return probing.probe(self, requests, streamed=streamed)
+
+    def toggle(self, features: Collection[str], probe: ProbeRequest) -> dict[str, str]:
+        return probing.toggle(self, features, probe)
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""

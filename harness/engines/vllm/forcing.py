@@ -1,7 +1,7 @@
 """Forced decode: a server writes prescribed tokens, one by one, each in a separate decode pass.
 
-A request brings its tokens in ``vllm_xargs``, under `FORCED`. The model's own choice is still computed and its log-probabilities
-are returned as ever (``--logprobs-mode raw_logprobs``); only the token that goes into the next pass is replaced.
+A request brings its tokens in its ``extra_args``, under `FORCED_TOKENS`. The model's own choice is still computed and its
+log-probabilities are returned as ever (``--logprobs-mode raw_logprobs``); only the token that goes into the next pass is replaced.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirectionality
 
-FORCED = "assay_forced"
-"""Key of a request's prescribed tokens."""
+from assay.harness.engines.inside.control import FORCED_TOKENS
 
 
 class Forced(LogitsProcessor):  # type: ignore[misc]
@@ -28,7 +27,7 @@ class Forced(LogitsProcessor):  # type: ignore[misc]
             self._rows.pop(row, None)
         for row, params, _, answer in batch_update.added if batch_update else ():
             self._rows.pop(row, None)
-            if ids := (params.extra_args or {}).get(FORCED):
+            if ids := (params.extra_args or {}).get(FORCED_TOKENS):
                 self._rows[row] = ids, answer
         for left, right, how in batch_update.moved if batch_update else ():
             a, b = self._rows.pop(left, None), self._rows.pop(right, None)

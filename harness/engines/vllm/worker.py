@@ -54,18 +54,27 @@ def repair() -> None:
         return made
 
     def kept(runner: Any, hidden_states: Any, scheduled: dict[str, int]) -> Any:
-        asked = [name for name in runner.num_prompt_logprobs if name in scheduled]
-        scores = [_Scores.of(name, runner.requests[name]) for name in asked]
-        if len(scores) != 1 or scores[0] is None:  # which of several is gathered is not known
-            return prompt_logprobs(runner, hidden_states, scheduled)
+        asked = {name: runner.requests[name] for name in runner.num_prompt_logprobs if name in scheduled}
+        scores = {name: _Scores.of(name, request) for name, request in asked.items()}
+        # vLLM gathers in this order, for each request with a position whose next token is one of its prompt.
+        gathered = iter(
+            [scores[name] for name, of in asked.items() if of.num_computed_tokens + 1 < len(of.prompt_token_ids)]
+        )
         gather = runner.sampler.gather_logprobs
-        runner.sampler.gather_logprobs = scores[0].watching(gather)
+
+        def watched(logprobs: torch.Tensor, count: int, tokens: torch.Tensor) -> Any:
+            if (own := next(gathered)) is not None:
+                own.keep(logprobs, tokens)
+            return gather(logprobs, count, tokens)
+
+        runner.sampler.gather_logprobs = watched
         try:
             made = prompt_logprobs(runner, hidden_states, scheduled)
         finally:
             del runner.sampler.gather_logprobs
-        if asked[0] in made:
-            scores[0].write()
+        for name, own in scores.items():
+            if own is not None and name in made:
+                own.write()
         return made
 
     LogprobsTensors.empty_cpu = staticmethod(zeros)
@@ -101,20 +110,15 @@ class _Scores:
         scores._first = request.num_computed_tokens
         return scores
 
-    def watching(self, gather: Any) -> Any:
-        """Return vLLM's function, which also keeps what it is given: log-probabilities [positions, vocabulary] and tokens."""
-
-        def watched(logprobs: torch.Tensor, count: int, tokens: torch.Tensor) -> Any:
-            skipped = max(self._start - self._first, 0)
-            if len(rows := logprobs[skipped:].float()):
-                top, ids = torch.topk(rows, self._top_k, dim=-1)
-                self._rows.append({
-                    "first": self._first + skipped, "ids": tokens[skipped:], "token": rows.gather(-1, tokens[skipped:, None])[:, 0],
-                    "top_ids": ids, "top": top, "at": rows[:, self._at],
-                })  # fmt: skip
-            return gather(logprobs, count, tokens)
-
-        return watched
+    def keep(self, logprobs: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Keep what a pass computed: log-probabilities [positions, vocabulary], and the tokens that follow."""
+        skipped = max(self._start - self._first, 0)
+        if len(rows := logprobs[skipped:].float()):
+            top, ids = torch.topk(rows, self._top_k, dim=-1)
+            self._rows.append({
+                "first": self._first + skipped, "ids": tokens[skipped:], "token": rows.gather(-1, tokens[skipped:, None])[:, 0],
+                "top_ids": ids, "top": top, "at": rows[:, self._at],
+            })  # fmt: skip
 
     def write(self) -> None:
         """Write the scores of a request whose prompt is complete; the first rank does."""

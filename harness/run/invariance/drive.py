@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.backend import Backend
+from assay.harness.engines import registry
+from assay.harness.engines.base import Engine
+from assay.harness.engines.features import Pass, answered, switched
 from assay.harness.engines.inside.control import FAULTS, Control
-from assay.harness.engines.model import configuration, model_shape
-from assay.harness.engines.sglang.beside_model import filled
-from assay.harness.engines.sglang.features import ADAPTER_NAME
-from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.engines.model import model_shape
 from assay.harness.errors import EngineError
 from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
 from assay.harness.evidence.probes import ProbePass, TracedPlace, record_pass
@@ -25,10 +25,8 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance.plan import InvariancePlan
 from assay.harness.run.invariance.reduction import reduce, unexplained
 from assay.harness.run.machine import origin_of
-from assay.harness.run.probe_proof import Pass, answered, switched
-from assay.harness.run.probes import AskedArm, ask, switched_on, tracing, write_texts
+from assay.harness.run.probes import PROBED, AskedArm, ask, switched_on, tracing, write_texts
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
-from assay.harness.run.side_probes import PROBED
 
 # The fault that the probes must detect, as in a run: it affects calls with a cached prefix. And the fault for a server without a
 # prefix cache, which affects every call.
@@ -46,7 +44,7 @@ class _Running:
 
     number: int
     features: Arm
-    engine: SGLangServer
+    engine: Engine
     folder: Path
     startup_s: float
     stuck: Arm = BASE
@@ -83,7 +81,7 @@ class InvarianceSession:
             base = self._base("base")
             again = [self._base(why) for why in BASE_AGAIN[: None if rounds_by_shape(self.plan.dtype) else 1]]
             # A comparison that misses a fault in the base's server proves nothing.
-            cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
+            cold = not self._passes[BASE].caches
             self._arm(BASE if cold else _SENSITIVE, "sensitivity", fault=_COLD_FAULT if cold else _FAULT)
             plan, dtype = self.plan, self.plan.dtype
             limits, flags = bounds(base, again, dtype), plan.run.spec.reference.flags
@@ -197,7 +195,8 @@ class InvarianceSession:
         base = self.records.get(BASE)
         answers = {reply.probe: reply.decode.tokens for reply in base.replies} if base else {}
         recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
-        asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent)
+        evicts = max((known[id_].evicts for id_ in arm), default=0)
+        asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent, evicts)
         over = ask(server.engine, server.folder, asked)
         texts: tuple[Answer, ...] = ()
         if record.traced is None and not longer:
@@ -235,7 +234,7 @@ class InvarianceSession:
             run = replace(run, reference=Backend.parse(backend))
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
-        flags = filled(flags, run.model, configuration(run.model), folder)
+        flags = registry.features(run.spec.reference.engine).with_models(flags, run.model, folder)
         # The features that the fingerprint states as requested.
         side = run.spec.reference.launched_with(environment, flags).model_copy(update={"backend": str(run.reference)})
         engine = make_engine(
@@ -247,8 +246,6 @@ class InvarianceSession:
             eager=False,
             side=side,
         )
-        assert isinstance(engine, SGLangServer)
-        engine.adapter = ADAPTER_NAME if "zero-lora" in features else ""
         what = f"starting a server with {', '.join(sorted(features)) or 'no feature'}"
         with self.display.waiting(what, engine.last_step):
             engine.start()

@@ -10,8 +10,9 @@ from typing import Literal
 
 from assay.evals.probes import ProbeLoad, probe_load
 from assay.harness.config import INVARIANCE_FLAGS, RunSpec
+from assay.harness.engines import registry
+from assay.harness.engines.features import Feature
 from assay.harness.engines.model import configuration, model_shape
-from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import UsageError
 from assay.harness.judge.invariance_arms import (
     BASE,
@@ -112,7 +113,7 @@ def plan_invariance(
         UsageError: an unknown feature, one that cannot be toggled here, or features for "exactly" that exclude each other.
     """
     device = run.spec.device
-    every = features_of(device)
+    every = registry.features(run.spec.reference.engine).features_of(device)
     for name in asked:
         if name not in every:
             raise UsageError(

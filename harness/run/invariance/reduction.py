@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import combinations, combinations_with_replacement
 
-from assay.harness.engines.sglang.features import Feature
+from assay.harness.engines.features import Feature
 from assay.harness.judge.invariance_arms import BASE, Arm, closed, possible
 from assay.harness.stats.ddmin import ddmin
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks import honours
 from assay.harness.checks.honours import ATTRIBUTES, measure_backend
+from assay.harness.engines.registry import LayerRequest
 from assay.harness.engines.vllm import native_kernel as vllm
 from assay.harness.evidence.honours import BackendResult, Honours, Measured
 from assay.reports.honours import honours_document
@@ -35,6 +37,7 @@ class Computes:
 
     what: Callable[[AttentionCall], Tensor]
     backend: str = "mine"
+    assay: Declaration = field(default_factory=Declaration)
 
     def attempt(self, call: AttentionCall, layer: object) -> Tensor:
         return self.what(call)
@@ -60,6 +63,20 @@ def narrower(call: AttentionCall) -> Tensor:
     return rounded_oracle(call.with_spec(mask=Mask(window=window - 1)) if is_narrower else call)
 
 
+@dataclass
+class Stands:
+    """Stands for an engine's module of backends."""
+
+    what: Callable[[AttentionCall], Tensor]
+    LATENT_PAGES: tuple[str, ...] = ("flashmla",)
+
+    def kernel(self, name: str) -> Computes:
+        return Computes(self.what)
+
+    def version(self) -> str:
+        return "0.5.23"
+
+
 def measured(backend: str) -> BackendResult:
     """A backend that is measured in this process."""
     cells: list[Measured] = []
@@ -73,7 +90,7 @@ def measured(backend: str) -> BackendResult:
 
 
 def states(what: Callable[[AttentionCall], Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(honours, "kernel", lambda name: Computes(what))
+    monkeypatch.setattr(honours, "native_kernels", lambda engine: Stands(what))
     result = measured("mine")
     return {attribute.name: result.state(attribute.name) for attribute in ATTRIBUTES} | {"": result}
 
@@ -114,7 +131,7 @@ def test_a_backend_that_ignores_something_in_one_shape_alone_does_not_honour_it(
 
     found = states(some, monkeypatch)
     assert {name: found[name] for name in FEATURES} == dict.fromkeys(FEATURES, "ignores")
-    document = honours_document(Honours(sglang="0.5.23", torch="2", device="cpu", backends=(found[""],)))
+    document = honours_document(Honours(engine="SGLang 0.5.23", torch="2", device="cpu", backends=(found[""],)))
     assert where in str(document.body)
     [test, *_] = [cell.test for cell in found[""].measured if cell.test]
     assert "128, torch.bfloat16" in test
@@ -128,8 +145,8 @@ def test_a_model_is_measured_in_its_dtype_and_head_dim_in_short_calls_and_long_o
         seen.add((call.q.dtype, call.q.shape[2], max(call.lens_k) > 300))
         return rounded_oracle(call)
 
-    monkeypatch.setattr(honours, "kernel", lambda name: Computes(note))
-    measure_backend(Journal(lambda event: None), "mine", ["window"], model=("float32", 80))
+    monkeypatch.setattr(honours, "native_kernels", lambda engine: Stands(note))
+    measure_backend(Journal(lambda event: None), "mine", attributes=["window"], model=("float32", 80))
     assert seen == {(torch.float32, 80, False), (torch.float32, 80, True)}
 
 
@@ -141,7 +158,7 @@ def test_where_a_dtype_cannot_be_measured_another_is_and_the_document_says_which
 
     found = states(interpreted, monkeypatch)
     assert (found["window"], found["bfloat16"]) == ("ignores", "not measured")
-    document = honours_document(Honours(sglang="0.5.23", torch="2", device="cpu", backends=(found[""],)))
+    document = honours_document(Honours(engine="SGLang 0.5.23", torch="2", device="cpu", backends=(found[""],)))
     assert "mine: float16 at head_dim 64, up to 51 keys; float16 at head_dim 128, up to 349 keys" in str(document.body)
 
 
@@ -167,7 +184,7 @@ def test_every_attribute_changes_what_is_computed_by_far_more_than_rounding() ->
 def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ignoring = states(plain, monkeypatch)[""]
     absent = BackendResult(backend="fa3", problem="it needs a GPU")
-    result = Honours(sglang="0.5.23", torch=torch.__version__, device="cpu", backends=(ignoring, absent))
+    result = Honours(engine="SGLang 0.5.23", torch=torch.__version__, device="cpu", backends=(ignoring, absent))
     document = honours_document(result)
     assert document.headline == (
         "1 backend measured: in 5 cases, a feature that a layer asks for is ignored, or computed wrongly, without an error."
@@ -194,7 +211,7 @@ def exits_on_sinks(call: AttentionCall) -> Tensor:
 
 
 def ends_on_sinks(journal: Journal, backend: str, **given: Any) -> str:
-    honours.kernel = lambda name: Computes(exits_on_sinks)  # type: ignore[assignment,return-value]
+    honours.native_kernels = lambda engine: Stands(exits_on_sinks)  # type: ignore[assignment,return-value]
     return measure_backend(journal, backend, **given)
 
 
@@ -204,7 +221,6 @@ def ends_at_once(journal: Journal, **given: Any) -> None:
 
 def test_a_backend_that_ends_its_process_loses_one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "_JOB", f"{__name__}:ends_on_sinks")
-    monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
     (result,) = honours.measure(("mine",)).backends
     assert {cell.attribute: cell.state for cell in result.measured if cell.state != "honours"} == {"sinks": "crashes"}
     assert [(cell.phase, cell.says) for cell in result.measured if cell.attribute == "sinks"] == [
@@ -215,7 +231,6 @@ def test_a_backend_that_ends_its_process_loses_one_cell(monkeypatch: pytest.Monk
 
 def test_a_backend_that_ends_its_process_at_once_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "_JOB", f"{__name__}:ends_at_once")
-    monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
     (result,) = honours.measure(("mine",)).backends
     assert result.problem.startswith("The process that ran the kernel exited with status 1")
 
@@ -251,14 +266,31 @@ def test_what_a_backend_of_vllm_does_not_have_is_refused_and_not_left_out(
     backend = vllm.NativeKernel("CPU_ATTN", 32, Declaration(features=("softcap",)))
     call = call_of([(2, 1)], (4, 2), 64, torch.float32, "cpu").with_spec(**asked)
     with pytest.raises(error, match=says):
-        honours._output(backend, call, honours.LayerRequest())
-    with pytest.raises(KernelRefused, match="needs AVX-512"):
-        honours._output(backend, call, honours.LayerRequest(torch.float8_e4m3fn, (1.0, 1.0)))
+        backend.attempt(call, LayerRequest())
+    with pytest.raises(KernelRefused, match="does not make vLLM's FP8 KV cache"):
+        backend.attempt(call, LayerRequest(torch.float8_e4m3fn, (1.0, 1.0)))
 
 
-@pytest.mark.parametrize(("backend", "only"), [("flashmla", True), ("vllm:CPU_MLA", True), ("triton", False)])
+@pytest.mark.parametrize(("backend", "only"), [("flashmla", True), ("triton", False)])
 def test_a_backend_of_latents_alone_is_asked_for_nothing_else(backend: str, only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(honours, "_made", lambda name: Computes(rounded_oracle))
+    monkeypatch.setattr(honours, "native_kernels", lambda engine: Stands(rounded_oracle))
     asked = {cell.attribute for cell in measured(backend).measured}
     assert (asked == {"mla"}) == only
     assert measured(backend).state("mla") == "honours"
+
+
+@pytest.mark.slow
+def test_vllms_own_backends_on_a_cpu() -> None:
+    """In vLLM's own Python. Lengths that do not fill a block show that the rest of it does not matter."""
+    python = os.environ.get("ASSAY_TEST_VLLM_PYTHON", str(Path(__file__).parents[3] / ".nox" / "vllm" / "bin" / "python"))
+    if not Path(python).exists():
+        pytest.skip(f"needs vLLM's own environment: {python} does not exist; ASSAY_TEST_VLLM_PYTHON names another Python")
+    result = honours.measure(("CPU_ATTN", "CPU_MLA", "FLASH_ATTN"), engine="vllm", python=python)
+    full, latent, absent = result.backends
+    assert {name: full.state(name) for name in (*FEATURES, "not causal", "float32")} == {
+        "window": "honours", "softcap": "honours", "sinks": "honours", "temperature": "refuses", "not causal": "honours",
+        "float32": "honours",
+    }  # fmt: skip
+    assert [(cell.attribute, cell.phase, cell.state) for cell in latent.measured] == [("mla", "decode", "honours")]
+    assert "no attention backend 'FLASH_ATTN'" in absent.problem
+    assert result.engine.startswith("vLLM 0.3")

@@ -23,6 +23,7 @@ from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.build import build
 from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, WITNESS, _compare_logits, judge_logits
 from assay.harness.judge.noise_limits import EXACT_KL, EXACT_SWING, MAX_SWING, _relative_error, change_limit, kl_limit, swing_limit
+from assay.harness.judge.probe_scores import kernel_cost
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT
 from assay.harness.statement import Statement
@@ -42,6 +43,7 @@ def judged(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
         declared: tuple[str, ...] = (),
         floor: float = 0.0,
         reference: Change | None = None,
+        honest: float = EXACT_KL,
         **policy: Any,
     ) -> SuiteResult:
         spec: RunSpec = runs.spec_of(suites=("logits",), **policy)
@@ -51,7 +53,7 @@ def judged(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
         write_logits(folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference))
         write_logits(folder.path, scored("candidate", prompts, noise=noise, seed=1, change=change))
         comparison = _compare_logits(folder.path, folder.nonce)
-        return judge_logits(comparison, spec.policy, declared, synthetic=True)
+        return judge_logits(comparison, spec.policy, declared, honest, synthetic=True)
 
     return judge
 
@@ -252,6 +254,16 @@ def test_an_erratic_reference_raises_the_limit_to_the_widest_of_a_policy_and_no_
 ) -> None:
     metric = next(one for one in on_means(np.full(MIN_PROMPTS, 0.01), floor=8.0).metrics if one.id == "mean-kl-cold")
     assert metric.bound == WIDEST_LOGITS_LIMIT
+
+
+def test_where_no_shadow_compares_layers_in_float32_the_limit_is_what_another_kernel_costs_there(
+    judged: Callable[..., SuiteResult],
+) -> None:
+    """A softmax scale times 1.1 in one of four layers of vLLM cost 1e-4 nats, less than rounding may cost in bfloat16."""
+    noise = 0.02
+    assert judged(noise=noise).verdict == "pass"
+    assert judged(noise=noise, honest=kernel_cost("float32")).verdict == "regression"
+    assert judged(noise=noise, honest=kernel_cost("float32"), declared=("int8_qk",)).verdict == "pass"
 
 
 def test_a_kernel_that_declares_nothing_gets_what_rounding_explains() -> None:

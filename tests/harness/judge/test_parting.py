@@ -2,18 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 
-from assay.harness.evidence.trace import Trace, TraceHeader, write_pass
-from assay.harness.evidence.traced_sequence import AGAIN, FIRST, TRACED_SEQUENCE, TracedSequence
-from assay.harness.judge.build import build
+from assay.harness.evidence.trace import Trace
 from assay.harness.judge.traces import _Parting, least_error, parting
-from assay.harness.sides import ROLES, Role
 
 LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 8
 PROMPT, CACHED = 12, 5
@@ -137,36 +131,3 @@ def test_fewer_bits_differ_by_more(dtype: str) -> None:
 
 def test_another_kernel_may_multiply_in_fewer_bits_than_float32() -> None:
     assert least_error("float32", another_kernel=True) == least_error("float16")
-
-
-@pytest.mark.parametrize(
-    ("spoiled", "where"),
-    [
-        (("q.1", "new_k.1", "k.1"), "layer 1, before attention, head 0"),
-        (("layer.0", "q.1"), "layer 0, attention, head 0"),
-        ((), "after the attention of layer 1"),
-        (("one request too many",), ""),
-    ],
-)
-def test_a_report_names_where_two_servers_part(spoiled: tuple[str, ...], where: str, tmp_path: Path, runs: ModuleType) -> None:
-    folder = runs.run_of(tmp_path, runs.spec_of("torch_native", candidate_arg=("--page-size=16",)))
-    assert build(folder).parting is None, "not traced"
-
-    def write(role: Role, label: str, number: int = 0, request: str = "r", spoiled: tuple[str, ...] = ()) -> None:
-        generator, kept = torch.Generator().manual_seed(0), {}
-        for name in (f"{kind}{layer}" for layer in range(2) for kind in ("q.", "new_k.", "new_v.", "k.", "v.", "layer.")):
-            kept[name] = torch.randn(PROMPT, 2, DIM, generator=generator)
-            kept[name][:, 0] *= 1.5 if name in spoiled else 1.0
-        header = TraceHeader(run=folder.nonce, request=request, phase="extend", number=number, rank=0, ranks=1)
-        write_pass(folder.server_folder(role), label, torch.arange(PROMPT), torch.arange(PROMPT), kept, header)
-
-    for role in ROLES:
-        write(role, FIRST, spoiled=spoiled if role == "candidate" else ())
-        folder.write(TRACED_SEQUENCE, TracedSequence(item="greedy-007", index=7, condition="cached"), role)
-    write("reference", AGAIN)
-    if not where:
-        write("candidate", FIRST, 1, "another")
-    row = build(folder).parting
-    assert row is not None
-    assert (row.probe, row.where) == ("greedy-007", where)
-    assert row.inside.id == ("inside-the-model" if where else "inside-not-observed")

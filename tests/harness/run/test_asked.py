@@ -140,9 +140,9 @@ def test_backends_are_measured_in_the_dtype_and_head_dim_that_a_side_serves(
     assert served_in(folder, Side(backend="triton", model=str(folder), flags=flags), device) == served
     asked = []
 
-    def measure(names: list[str], attributes: set[str], model: tuple[str, int] | None = None) -> Honours:
+    def measure(names: list[str], attributes: set[str], model: tuple[str, int] | None = None, **side: Any) -> Honours:
         asked.append(model)
-        return Honours(sglang="", torch="", device="cpu", backends=(BackendResult(backend="triton"),))
+        return Honours(engine="", torch="", device="cpu", backends=(BackendResult(backend="triton"),))
 
     monkeypatch.setattr(honours, "measure", measure)
     list(unmet({"candidate": Backend.parse("triton")}, {"candidate": {"softcap": "50"}}, {"candidate": served}))
@@ -156,9 +156,9 @@ def test_scales_of_stored_k_and_v_are_measured_of_backends_and_declared_by_kerne
     measured = []
     cell = Measured(attribute="KV scales", phase="decode", state=state)
 
-    def measure(names: list[str], attributes: set[str], model: tuple[str, int] | None = None) -> Honours:
+    def measure(names: list[str], attributes: set[str], model: tuple[str, int] | None = None, **side: Any) -> Honours:
         measured.append((names, attributes))
-        return Honours(sglang="", torch="", device="cpu", backends=(BackendResult(backend="triton", measured=(cell,)),))
+        return Honours(engine="", torch="", device="cpu", backends=(BackendResult(backend="triton", measured=(cell,)),))
 
     monkeypatch.setattr(honours, "measure", measure)
     asks = dict.fromkeys(ROLES, BY_CHECKPOINT)
@@ -231,11 +231,13 @@ def test_what_is_not_shown_is_said_and_only_a_window_of_a_key_more_or_less_is_ne
         Measured(attribute="softcap", phase=phase, state=state, says=words)
         for phase, (state, words) in zip(("prefill", "decode"), cells, strict=False)
     )
-    backends = tuple(
-        BackendResult(backend=name, problem="" if cells else "it cannot run", measured=measured)
-        for name in ("torch_native", "triton")
-    )
-    monkeypatch.setattr(honours, "measure", lambda *_, **__: Honours(sglang="", torch="", device="cpu", backends=backends))
+
+    def measure(names: list[str], *_: Any, **__: Any) -> Honours:
+        problem = "" if cells else "it cannot run"
+        backends = tuple(BackendResult(backend=name, problem=problem, measured=measured) for name in names)
+        return Honours(engine="", torch="", device="cpu", backends=backends)
+
+    monkeypatch.setattr(honours, "measure", measure)
     plan = planned(model(attn_logit_softcapping=50.0))
     if fatal:
         with pytest.raises(UsageError, match=says):
@@ -265,7 +267,7 @@ def test_a_kernel_that_does_not_declare_what_layers_ask_for_ends_a_run_before_se
     model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, role: str, says: dict[str, Any], missing: str
 ) -> None:
     cells = tuple(Measured(attribute=name, phase="decode", state="honours") for name in ("softcap", "window", "sinks"))
-    result = Honours(sglang="", torch="", device="cpu", backends=(BackendResult(backend="triton", measured=cells),))
+    result = Honours(engine="", torch="", device="cpu", backends=(BackendResult(backend="triton", measured=cells),))
     monkeypatch.setattr(honours, "measure", lambda *_, **__: result)
     kernel = f"{__name__}:capping"
     plan = planned(model(**says), **{"reference": "triton", "candidate": "triton", role: kernel})

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from assay.evals.probes import ProbeLoad, probe_load
-from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
+from assay.harness.engines.base import ProbeRequest
+from assay.harness.engines.sglang import probing
+from assay.harness.engines.sglang.beside_model import ADAPTER_NAME, OTHER_ADAPTER
 from assay.harness.judge.invariance_arms import Arm
 from assay.harness.run.probes import AskedArm, ask
 
@@ -17,15 +20,29 @@ LOAD = ProbeLoad(probe_load("cpu", 4096, 97).prefix, probe_load("cpu", 4096, 97)
 class Server:
     """A stand-in for a server whose log-probabilities depend on the adapter that a request names, or not."""
 
-    def __init__(self, applies: bool) -> None:
-        self.adapter, self.applies = "zeros", applies
+    who, role, kind = "the server", "reference", "sglang"
+
+    def __init__(self, applies: bool, folder: Path) -> None:
+        self.adapter, self.applies, self.launch = "", applies, SimpleNamespace(evidence=folder)
         self.sent: list[tuple[str, Mapping[str, Any]]] = []
 
     def flush_cache(self) -> None:
         pass
 
     def arguments(self) -> dict[str, Any]:
-        return {"max_total_tokens": 16384}
+        return {}
+
+    def limits(self, context: int) -> None:
+        pass
+
+    def request_id(self, name: str) -> str:
+        return name
+
+    def toggle(self, features: Any, probe: ProbeRequest) -> dict[str, str]:
+        return probing.toggle(self, features, probe)  # type: ignore[arg-type]
+
+    def probe(self, requests: Any, *, streamed: bool = False) -> Any:
+        return probing.probe(self, requests, streamed=streamed)  # type: ignore[arg-type]
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
         self.sent.append((path, body))
@@ -54,32 +71,34 @@ class Server:
         }
 
 
-def asked(server: Any, arm: Arm, folder: Path) -> Any:
+def asked(server: Any, arm: Arm, folder: Path, evicts: int = 0) -> Any:
     (folder / "admissions.jsonl").touch()
-    return ask(server, folder, AskedArm(LOAD, arm, "007", {}))
+    return ask(server, folder, AskedArm(LOAD, arm, "007", {}, evicts=evicts))
 
 
 def test_every_request_names_the_adapter_of_the_server(tmp_path: Path) -> None:
-    server = Server(applies=True)
+    server = Server(True, tmp_path)
+    asked(server, frozenset({"batch", "zero-lora"}), tmp_path)
+    assert server.sent[-1][1]["lora_path"] == [ADAPTER_NAME] * len(LOAD.probes)
     asked(server, frozenset({"batch"}), tmp_path)
-    assert [body["lora_path"] for _, body in server.sent] == [["zeros"] * len(LOAD.probes)]
+    assert "lora_path" not in server.sent[-1][1]
 
 
 @pytest.mark.parametrize("applies", [True, False])
 def test_an_adapter_was_on_where_another_one_changes_what_a_probe_gets(applies: bool, tmp_path: Path) -> None:
-    server = Server(applies)
+    server = Server(applies, tmp_path)
     over = asked(server, frozenset({"zero-lora"}), tmp_path)
     assert over.said["zero-lora"].endswith("by 0.25 nats") == applies
     assert bool(over.said["zero-lora"]) == applies
     first, *others, last = [path for path, _ in server.sent if "lora" in path]
     assert (first, others, last) == ("/load_lora_adapter", [], "/unload_lora_adapter")
-    assert server.adapter == "zeros"
+    assert server.adapter == ADAPTER_NAME
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_states_are_left_in_the_cache_at_the_end_of_every_prefix(recurrent: bool, tmp_path: Path) -> None:
     (tmp_path / "admissions.jsonl").touch()
-    load, server = probe_load("cpu", 4096, 97), Server(applies=False)
+    load, server = probe_load("cpu", 4096, 97), Server(False, tmp_path)
     ask(server, tmp_path, AskedArm(load, frozenset({"prefix-cache", "batch"}), "007", {}, recurrent=recurrent))  # type: ignore[arg-type]
     *warm, probes = [body["input_ids"] for path, body in server.sent if path == "/generate"]
     assert len(probes) == len(load.probes)
@@ -88,8 +107,8 @@ def test_states_are_left_in_the_cache_at_the_end_of_every_prefix(recurrent: bool
 
 
 def test_a_pool_that_goes_on_in_the_hosts_memory_is_filled_behind_the_prefix(tmp_path: Path) -> None:
-    server = Server(applies=False)
-    over = asked(server, frozenset({"prefix-cache", "hicache", "batch"}), tmp_path)
+    server = Server(False, tmp_path)
+    over = asked(server, frozenset({"prefix-cache", "hicache", "batch"}), tmp_path, 16384)
     prefix, *others, _ = [body["input_ids"][0] for path, body in server.sent if path == "/generate"]
     assert prefix == list(LOAD.prefix)
     assert sum(map(len, others)) >= 16384, "nothing that was there before is left"
@@ -98,7 +117,7 @@ def test_a_pool_that_goes_on_in_the_hosts_memory_is_filled_behind_the_prefix(tmp
 
 
 def test_a_longer_prompt_scores_a_probe_and_its_answer_in_one_prefill(tmp_path: Path) -> None:
-    server, answers = Server(applies=True), {probe.id: tuple(range(probe.depth)) for probe in LOAD.probes}
+    server, answers = Server(True, tmp_path), {probe.id: tuple(range(probe.depth)) for probe in LOAD.probes}
     (tmp_path / "admissions.jsonl").touch()
     over = ask(server, tmp_path, AskedArm(LOAD, frozenset(), "002", answers, longer=True))  # type: ignore[arg-type]
     sent = [ids for _, body in server.sent for ids in body["input_ids"]]

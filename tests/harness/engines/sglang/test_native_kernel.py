@@ -178,6 +178,6 @@ def test_an_sglang_without_its_test_kit_is_named_and_no_bug_of_assay(monkeypatch
     monkeypatch.setattr(native_kernel, "_KIT", "sglang.no_such_kit.common")
     native_kernel._sglang.cache_clear()
     with pytest.raises(UsageError, match=r"its installation lacks sglang\.no_such_kit") as error:
-        native_kernel.sglang_version()
+        native_kernel.version()
     assert "with its tests" in error.value.do
     native_kernel._sglang.cache_clear()

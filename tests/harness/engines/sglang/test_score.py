@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.harness.engines.base import TracedPrompt
 from assay.harness.engines.generation import generate
-from assay.harness.engines.sglang.score import prefill, score
+from assay.harness.engines.sglang.score import score
 from assay.harness.errors import EngineError
 
 IDS = (0, 2, 45, 46, 13, 916)
@@ -128,21 +127,3 @@ def test_a_server_without_token_ids_is_named() -> None:
         generate(Canned({**CHAT, "choices": [choice]}), "Who?", 8)
     with pytest.raises(EngineError, match=r"1 token ids and 2 texts"):
         generate(Canned({**CHAT, "choices": [{**choice, "response_token_ids": [3]}]}), "Who?", 8)
-
-
-def test_a_cached_prefix_is_computed_before_the_prompts_that_are_sent_at_once() -> None:
-    bodies: list[Mapping[str, Any]] = []
-
-    class Server:
-        who, role, kind = "the candidate server (triton)", "candidate", "sglang"
-
-        def send(self, path: str, body: Mapping[str, Any]) -> Any:
-            assert path == "/generate"
-            bodies.append(body)
-            return [{"meta_info": {"prompt_tokens": len(ids)}} for ids in body["input_ids"]]
-
-    server: Any = Server()
-    prefill(server, [TracedPrompt("a", (5, 6, 7, 8), 2, cached=True), TracedPrompt("b", (9, 9, 9), 1)])
-    assert [body["rid"] for body in bodies] == [["a-prefix"], ["a", "b"]]
-    assert [body["input_ids"] for body in bodies] == [[[5, 6, 7, 8]], [[5, 6, 7, 8], [9, 9, 9]]]
-    assert [body["logprob_start_len"] for body in bodies] == [[2], [2, 1]]

@@ -281,15 +281,15 @@ def sound(serve: Serve) -> Offline:
 
 
 @pytest.mark.parametrize("fault", PLACES)
-def test_a_fault_of_the_engine_is_placed(serve: Serve, sound: Offline, vllm_faults: ModuleType, tmp_path: Path, fault: str) -> None:
-    assert set(PLACES) == set(vllm_faults.FAULTS)
-    variables = {
-        TRACE: str(2**23), "PYTHONPATH": str(vllm_faults.plugin_folder(tmp_path / "plugin")),
-        "VLLM_PLUGINS": f"assay,{vllm_faults.PLUGIN}", vllm_faults.FAULT: fault,
-    }  # fmt: skip
-    wrong = serve(variables, traced("first", 0), waves=alike())
+def test_a_fault_of_the_engine_is_placed(
+    serve: Serve, sound: Offline, seeded_engines: ModuleType, tmp_path: Path, fault: str
+) -> None:
+    assert set(PLACES) == set(seeded_engines.FAULTS["vllm"])
+    (tmp_path / "seeded_engines.py").symlink_to(str(seeded_engines.__file__))
+    (tmp_path / "sitecustomize.py").write_text(f"import seeded_engines\nseeded_engines.seed('vllm', {fault!r})\n")
+    wrong = serve({TRACE: str(2**23), "PYTHONPATH": str(tmp_path)}, traced("first", 0), waves=alike())
     base, again = (read_trace(sound.folder, label) for label in ("first", "again"))
     at = part(base, again, read_trace(wrong.folder, "first"), 1e-5)
     assert tuple(at[name] for name in ("place", "layer", "names", "position", "positions")) == PLACES[fault]
     if fault == "head-lost":
-        assert at["head"] == vllm_faults.HEAD
+        assert at["head"] == seeded_engines.HEAD

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.harness.engines.base import ChatRequest, TracedPrompt
+from assay.harness.engines.base import ChatRequest, ProbeRequest
 from assay.harness.engines.inside.control import RECORD, SHADOW, TRACE, Control, TracedRequest, set_control, write_now
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
@@ -46,14 +46,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
 
 def test_a_prompt_is_traced_after_its_cached_prefix_and_from_the_start(server: VLLMServer) -> None:
     assert server.evidence is not None
-    traces = []
+    traces, replies = [], []
     for label, cached in (("cold", False), ("cached", True)):
-        set_control(server.evidence, Control(trace=label, traced=TracedRequest(request=server.traced_id(f"of-{label}"), until=119)))
-        server.prefill([TracedPrompt(f"of-{label}", IDS, 80, cached), TracedPrompt(f"of-{label}-other", IDS[:30], 10)])
+        set_control(
+            server.evidence, Control(trace=label, traced=TracedRequest(request=server.request_id(f"of-{label}"), until=119))
+        )
+        server.flush_cache()
+        if cached:
+            server.probe([ProbeRequest("prefix", f"before-{label}", IDS[:80], 79, 1)])
+        replies.append(
+            server.probe(
+                [ProbeRequest("a", f"of-{label}", IDS, 80, 3, (7, 8, 9)), ProbeRequest("b", f"by-{label}", IDS[:30], 10, 5)]
+            )
+        )
         set_control(server.evidence, Control())
         server.ask([ChatRequest("x", 1)], 1, lambda index, answer: None)
         traces.append(read_trace(server.evidence, label))
     cold, warm = traces
+    for first, second in zip(*replies, strict=True):
+        assert first.decode.tokens == second.decode.tokens
+        assert np.abs(np.subtract(first.prefill.own + first.decode.own, second.prefill.own + second.decode.own)).max() < 1e-4
+    (forced, other), (hit, _) = replies
+    assert forced.decode.tokens == (7, 8, 9), "whatever the model prefers"
+    assert any(row[0] != token for row, token in zip(forced.decode.ids, forced.decode.tokens, strict=True))
+    assert (forced.prefill.first, forced.prefill.tokens, len(other.prefill.tokens)) == (81, IDS[81:], 19)
+    assert (forced.cached_tokens, hit.cached_tokens) == (0, 64)
     assert cold.positions.tolist() == list(range(120))
     assert warm.positions.tolist() == list(range(64, 120)), "whole blocks of 32 of the 80 tokens"
     assert warm.tokens.tolist() == list(IDS[64:])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from assay.evals.probes import Probe
+from assay.harness.engines.features import Pass, shown
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.evidence.counters import Admission
-from assay.harness.run.probe_proof import Pass, shown
 
 CPU, CUDA = features_of("cpu"), features_of("cuda")
 PROBES = (Probe("0+5", (1,) * 5, 0, 8), Probe("32+9", (1,) * 41, 32, 8))

@@ -1,0 +1,102 @@
+"""Probes of a vLLM server: prompts scored token by token, and answers of given lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from assay.harness.engines.base import TOP, ProbeRequest
+from assay.harness.engines.client import number
+from assay.harness.engines.generation import readable
+from assay.harness.engines.inside.control import FORCED_TOKENS
+from assay.harness.engines.vllm.worker import SCORED, SCORES
+from assay.harness.evidence.probes import ProbeReply, Scores
+
+if TYPE_CHECKING:
+    from assay.harness.engines.vllm.server import VLLMServer
+
+_GENERATE = "/inference/v1/generate"
+# What vLLM's JSON has for a log-probability that is not finite.
+_NOT_FINITE = -9999.0
+
+
+def probe(server: VLLMServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
+    """Implement `Engine.probe`. vLLM has no request for several prompts, so they are sent side by side."""
+    with ThreadPoolExecutor(len(requests)) as pool:
+        replies = list(pool.map(lambda request: server.send(_GENERATE, _body(request)), requests))
+    with readable(server, _GENERATE, "every prompt scored, and every token of its answer"):
+        return [_reply(server, request, reply) for request, reply in zip(requests, replies, strict=True)]
+
+
+def _body(request: ProbeRequest) -> dict[str, Any]:
+    extra: dict[str, Any] = {FORCED_TOKENS: list(request.written)} if request.written else {}
+    sampling = {
+        "temperature": 0, "max_tokens": request.depth, "ignore_eos": True, "logprobs": TOP, "skip_reading_prefix_cache": False,
+        "extra_args": extra,
+    }  # fmt: skip
+    if len(request.ids) > request.start + 1:
+        sampling["prompt_logprobs"] = 0
+        extra[SCORED] = [request.start, TOP]
+    return {"request_id": request.name, "token_ids": list(request.ids), "sampling_params": sampling}
+
+
+def _reply(server: VLLMServer, request: ProbeRequest, reply: Mapping[str, Any]) -> ProbeReply:
+    """Read a reply. Raises one of `MALFORMED` if a prompt or a token has no score."""
+    choice, usage = reply["choices"][0], reply["usage"]
+    entries = choice["logprobs"]["content"]
+    if usage["prompt_tokens"] != len(request.ids) or len(entries) != request.depth:
+        raise ValueError(f"{len(entries)} tokens after a prompt of {usage['prompt_tokens']}")
+    return ProbeReply(
+        probe=request.probe,
+        prompt_tokens=usage["prompt_tokens"],
+        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        prefill=_prefill(server, request, str(reply["request_id"])),
+        decode=_decode(len(request.ids), entries),
+        finish=str(choice["finish_reason"]),
+    )
+
+
+def _prefill(server: VLLMServer, request: ProbeRequest, name: str) -> Scores:
+    """Read the scores of a prompt, which the worker writes to a file in float32."""
+    if len(request.ids) <= request.start + 1:
+        return Scores()
+    written = server.launch.evidence / SCORES / f"{name}.npz"
+    if not written.exists():
+        raise ValueError("no scores were written by its worker")
+    with np.load(written) as arrays:
+        kept = {key: arrays[key].tolist() for key in arrays.files}
+    written.unlink()
+    if kept["first"] != request.start or kept["ids"] != list(request.ids[request.start + 1 :]):
+        raise ValueError(f"scores from position {kept['first']} on, of {len(kept['ids'])} tokens")
+    return Scores(
+        first=request.start + 1,
+        tokens=tuple(kept["ids"]),
+        own=tuple(round(value, 7) for value in kept["token"]),
+        ids=tuple(map(tuple, kept["top_ids"])),
+        logprobs=tuple(tuple(round(value, 7) for value in row) for row in kept["top"]),
+    )
+
+
+def _decode(first: int, entries: Sequence[Mapping[str, Any]]) -> Scores:
+    # The sampled token comes first, and once more if it is among the most probable ones.
+    rows = [
+        {int(each["token_id"]): _finite(each["logprob"]) for each in (*entry["top_logprobs"], entry)}
+        for entry in entries
+    ]
+    ranked = [sorted(row.items(), key=lambda each: math.inf if math.isnan(each[1]) else -each[1]) for row in rows]
+    return Scores(
+        first=first,
+        tokens=tuple(int(entry["token_id"]) for entry in entries),
+        own=tuple(_finite(entry["logprob"]) for entry in entries),
+        ids=tuple(tuple(id_ for id_, _ in row) for row in ranked),
+        logprobs=tuple(tuple(logprob for _, logprob in row) for row in ranked),
+    )
+
+
+def _finite(value: float | None) -> float:
+    """Read a log-probability, or return NaN."""
+    return math.nan if value is None or value <= _NOT_FINITE else round(number(value), 7)
