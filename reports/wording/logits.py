@@ -135,7 +135,7 @@ def explained_by(noise: list[str]) -> str:
 
 @says
 def _witness(witness: str, near: str, off: list[tuple[str, float]], tokens: int) -> str:
-    between = f"of {tokens:,} tokens, cold and cached"
+    between = f"on {tokens:,} tokens, cold and cached"
     if not near:
         return f"{witness} in float32 agrees with neither side {between}: {_off(off)}."
     other = [(role, value) for role, value in off if role != near]

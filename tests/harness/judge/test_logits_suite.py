@@ -314,7 +314,7 @@ def test_a_witness_names_the_side_that_is_off_unless_it_contradicts_its_folder(t
         assert (said.id, said.values["near"], said.values["tokens"]) == ("witness", near, 20 * MIN_PROMPTS), noise
         assert f"agrees with {f'the {near}' if near else 'neither side'}" in say(said)
     assert say(said).startswith(
-        "transformers 5 in float32 agrees with neither side of 1,280 tokens, cold and cached: the reference is"
+        "transformers 5 in float32 agrees with neither side on 1,280 tokens, cold and cached: the reference is"
     )
     (said,) = opinion(1e-6, wrong := "rope_theta is 15,000; config.json says 10,000")
     assert say(said) == f"transformers 5 is not a witness here, because it contradicts the model's folder: {wrong}."

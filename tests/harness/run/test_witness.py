@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from assay.harness.config import RunSpec
 from assay.harness.evidence.fingerprint import FINGERPRINT
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
@@ -51,12 +52,14 @@ def test_transformers_scores_the_tokens_of_servers_that_differ(tmp_path: Path, r
 
 @pytest.mark.parametrize("why", ["equal", "declared", "another model", "witness"])
 def test_it_is_not_asked_of_what_agrees_or_is_declared(why: str, tmp_path: Path, runs: ModuleType) -> None:
-    changed = {"another model": {"candidate_model": "tiny-qwen3"}, "witness": {"reference_engine": "hf", "reference": "hf"}}
+    changed = {"another model": {"candidate_model": "tiny-qwen3"}}
     spec = runs.spec_of(suites=("logits",))
     folder: RunFolder = runs.run_of(tmp_path / "run", spec)
     scored(folder, runs, 0.0 if why == "equal" else 0.3)
     if why == "declared":
         folder.write(ROUNDING, RoundingCost(declared="activations in bfloat16"))
     plan = prepare(runs.spec_of(suites=("greedy", "logits"), **changed[why]) if why in changed else spec)
+    if why == "witness":
+        plan = prepare(RunSpec.of(reference="hf", candidate="triton", suites=("greedy", "logits")))
     ask_witness(plan, folder, ProgressDisplay(Console(quiet=True)))
     assert not (folder.path / WITNESS).exists()
