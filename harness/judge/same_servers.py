@@ -90,8 +90,10 @@ def _compare_servers(
         return "failed", state("flags-ignored", flags=unseen)
     diff = _compare_served(fingerprints, not all(profile_of(side.engine).instrumented for side in sides.values()))
     if diff is not None and diff.undeclared:
-        # Another model or environment may bring what nobody named. That is no pass, and does not excuse what is worse.
+        # Another model or environment may bring what nobody named. That is no pass, and does not excuse what is worse, unless it
+        # is the reference that contradicts its own model.
         brought = not {"model", "interpreter", "packages"}.isdisjoint(asked)
+        brought &= not any(each.name.endswith(".wrong") and each.says.startswith("A: ") for each in diff.undeclared)
         said = [difference.says for difference in diff.undeclared]
         return "missing" if brought else "failed", state("served-otherwise", said=said)
     if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):

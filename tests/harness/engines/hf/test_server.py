@@ -23,7 +23,7 @@ from assay.harness.evidence.records import Item
 from assay.harness.fingerprint.parts import faults
 
 pytestmark = pytest.mark.server
-PROMPT = draw_questions("synthetic", 1, 0).questions[0].prompt
+PROMPT = draw_questions("builtin", 1).questions[0].prompt
 
 
 def make(folder: Path, **changes: object) -> LaunchedServer:
