@@ -43,7 +43,7 @@ class Record(BaseModel):
     def _encodable(cls, value: Any) -> Any:
         """Replace lone surrogates: a model's text may hold them, and no file can."""
         if isinstance(value, str):
-            return value.encode("utf-8", "replace").decode()
+            return value if value.isascii() else value.encode("utf-8", "replace").decode()
         return type(value)(map(cls._encodable, value)) if type(value) in (list, tuple) else value
 
 

@@ -44,7 +44,7 @@ from assay.reports.wording.verdict import headline, sides_of
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside the page, and their length
 _MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
 _LABELS = {
-    "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "probes": "Probes", "layers": "Layers", "matrix": "Kernel",
+    "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
     "baseline": "Baseline", "latency": "Latency",
 }  # fmt: skip
 _SUITES = 12  # suites that a terminal and Markdown show

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -27,6 +27,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from assay.harness import extras
 from assay.harness.attention.call import CallSpec
 from assay.harness.extras import DISTRIBUTION, require
 
@@ -249,9 +250,16 @@ def failing_cases() -> Callable[[Kernel, Sequence[Case]], set[str]]:
     return failing
 
 
+def _version_of(name: str) -> SimpleNamespace:
+    return SimpleNamespace(version=distribution(name).version)
+
+
+_REQUIREMENTS = extras._requirements
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _runs_are_planned_cheaply() -> Iterator[None]:
-    """Hundreds of tests make a run or check a kernel: each would draw the same questions and calls, and parse the same kernels."""
+    """Hundreds of tests make a run or check a kernel: each would draw the same questions and calls, and parse the same files."""
     from assay.evals import synthetic
     from assay.harness.attention import matrix, published, source
 
@@ -277,6 +285,8 @@ def _runs_are_planned_cheaply() -> Iterator[None]:
         patch.setattr(matrix, "covering", covering_once)
         patch.setattr(published, "entry_points", cache(published.entry_points))
         patch.setattr(source, "_imported", of_file)
+        patch.setattr(extras, "distribution", cache(_version_of))
+        patch.setattr(extras, "_requirements", cache(extras._requirements))
         yield
 
 
@@ -386,6 +396,8 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name)
 
     monkeypatch.setattr(Distribution, "from_name", from_name)
+    monkeypatch.setattr(extras, "distribution", distribution)  # not the kept ones
+    monkeypatch.setattr(extras, "_requirements", _REQUIREMENTS)
 
 
 @pytest.fixture(scope="session")

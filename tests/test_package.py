@@ -71,7 +71,7 @@ def test_the_page_of_the_public_api_is_up_to_date() -> None:
 
 
 def assert_light(code: str, heavy: set[str]) -> subprocess.CompletedProcess[str]:
-    """Run Python code and assert that it imported none of the heavy modules; benchmarks/startup.py has the times."""
+    """Run Python code and assert that it imported none of the heavy modules."""
     done = python("-c", f"{code}\nimport sys\nfound = {heavy!r} & set(sys.modules)\nassert not found, found")
     assert done.returncode == 0, done.stderr
     return done

@@ -2,7 +2,7 @@
 
 The openai client sends requests, over aiohttp. It handles keys, organisations, proxies, certificates, retries and their pauses, so
 assay can compare any URL that it works with: a gateway, or Azure's ``https://NAME.openai.azure.com/openai/v1``. Responses are
-taken raw and parsed once, here (``python benchmarks/client.py`` measures the cost of a request).
+taken raw and parsed once, here.
 
 Times of a stream follow SGLang's ``sglang.benchmark.serving``: the clock starts when the request is sent; the time to first token
 ends with the first chunk that carries one; the gap between two chunks is divided among the tokens of the later one; the latency

@@ -1,4 +1,4 @@
-"""Both roles' distributions over the reference's tokens -> the suite ``logits``.
+"""Both roles' distributions over the reference's tokens -> the suite ``logits``, to which the probes of two sides belong.
 
 Three numbers decide under each condition, *cold* and *cached*: the mean KL of the next-token distributions, the mean change of
 the log-likelihood of the reference's own tokens, and the share of prompts whose KL is far beyond the limit. The first two are means
@@ -19,6 +19,7 @@ from assay.harness.evidence.fingerprint import FINGERPRINT
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.fingerprint.parts import faults
+from assay.harness.judge import side_probes
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.judgement import Metric, measure
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
@@ -53,6 +54,7 @@ WITNESS = "witness"
 # a fault that the suite finds moves a token by 0.02 nats.
 _APART = 10
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
+_WORSE: tuple[Verdict, ...] = ("error", "regression", "inconclusive", "pass")
 
 # The verdict, why, the id of the deciding metric, and the p value of a regression.
 _Ruling = tuple[Verdict, tuple[Statement, ...], str, float | None]
@@ -76,7 +78,30 @@ class _Test:
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Judge the logits, or check that they were scored."""
+    """Judge the logits of prompts and, where the sides differ in more than a backend, those of probes; or demand them."""
+    scored, probes = _prompts(run), side_probes.probed(run)
+    suites = [judged.suite for judged in (scored, probes) if judged.suite is not None]
+    return Judged(
+        suite=_joined(suites) if suites else None, checks=[*scored.checks, *probes.checks], parts=probes.parts
+    )
+
+
+def _joined(suites: Sequence[SuiteResult]) -> SuiteResult:
+    """Join what prompts and probes show: the worse of the two decides, and either can be a regression by chance."""
+    first, *others = sorted(suites, key=lambda suite: _WORSE.index(suite.verdict))
+    certain = any(suite.verdict == "regression" and suite.p_regression is None for suite in suites)
+    p = [suite.p_regression for suite in suites if suite.p_regression is not None and not certain]
+    return first.model_copy(
+        update={
+            "why": tuple(why for suite in (first, *others) for why in suite.why),
+            "p_regression": min(1.0, len(suites) * min(p)) if p else None,
+            "metrics": tuple(metric for suite in suites for metric in suite.metrics),
+            "logits": tuple(row for suite in suites for row in suite.logits),
+        }
+    )
+
+
+def _prompts(run: RunEvidence) -> Judged:
     workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
     if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
         comparison = _compare_logits(folder.path, folder.nonce)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from assay.harness.files import write_whole
 from assay.harness.judge.baselines import has_stored_logits
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff, sensitivity, side_probes
+from assay.harness.run.envelope import AGAIN, serve_again
 from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
 from assay.harness.run.logit_scoring import SCORINGS, score
@@ -273,6 +275,12 @@ def _layers(asked: _Asking, role: Role) -> _Work | None:
     return lambda engine: layer_diff.trace_free_running(engine, folder, plan)
 
 
+def _envelope_again(asked: _Asking, role: Role, number: int) -> _Work | None:
+    together_ = asked.stop.together and asked_roles(asked.plan, asked.folder) == ROLES
+    compared = {"layers", "greedy"} <= set(asked.plan.spec.workload.suites)
+    return serve_again(asked.plan, asked.folder, role, number) if together_ and compared else None
+
+
 def _unscored(asked: _Asking, role: Role) -> list[tuple[Role, int]]:
     """List this server's remaining scorings, as role and repeat; of both roles if it is the only server and runs both backends."""
     plan, roles = asked.plan, asked_roles(asked.plan, asked.folder)
@@ -333,5 +341,6 @@ _Step = Callable[[_Asking, Role], _Work | None]
 # A server goes through a group at its own pace; the next group begins when every server is there. Logits need all answers of the
 # reference, the other steps its first ones. The fault comes last: no other step may read evidence that it spoils.
 _STEPS: tuple[tuple[_Step, ...], ...] = (
-    (_answers, _kernels, _layers), (_first_logits, _first_probes), (_logits, _probes), (_parting,), (_seeded_fault,),
+    (_answers, _kernels, _layers), *((partial(_envelope_again, number=n),) for n in range(len(AGAIN))),
+    (_first_logits, _first_probes), (_logits, _probes), (_parting,), (_seeded_fault,),
 )  # fmt: skip

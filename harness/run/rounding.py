@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.harness.engines import memory, registry
+from assay.harness.engines import memory
+from assay.harness.engines.arguments import numerics
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.progress import ProgressDisplay
@@ -41,13 +42,10 @@ def measure_rounding(plan: Plan, folder: RunFolder, display: ProgressDisplay) ->
     Raises:
         EvidenceError: the folder cannot be written.
     """
-    servers = {server.role: server.arguments for server in folder.progress().servers}
+    servers = {server.role: numerics(server) for server in folder.progress().servers}
     if plan.has_url or set(servers) != set(ROLES) or folder.read(ROUNDING) is not None:
         return
-    ours, theirs = (
-        _rounding(plan.models[role], registry.arguments(plan.spec.sides[role].engine).numerics(servers[role]))
-        for role in ROLES
-    )
+    ours, theirs = (_rounding(plan.models[role], servers[role]) for role in ROLES)
     # An engine that quantises nothing has no name for it; a dtype that is not known is not compared.
     known = [name for name in ours if name == "layers" or (ours[name] and theirs[name])]
     fewest = {name: min(ours[name], theirs[name], key=_bits) for name in known if ours[name] != theirs[name]}
@@ -60,13 +58,14 @@ def measure_rounding(plan: Plan, folder: RunFolder, display: ProgressDisplay) ->
         folder.write(ROUNDING, made.model_copy(update={"declared": declared}))
 
 
-def _rounding(model: Path, numerics: Mapping[str, str]) -> dict[str, str]:
+def _rounding(model: Path, numbers: Mapping[str, str]) -> dict[str, str]:
     """Return what decides a server's rounding: dtype of its activations, dtype of its stored weights, and quantisation."""
-    quantised = numerics["quantization"]
+    layers = numbers.get("quantization", "none")
     return {
-        "activations": numerics["dtype"].removeprefix("auto"), "weights": _stored_dtype(model),
-        "layers": "" if quantised == "none" else quantised,
-    }  # fmt: skip
+        "activations": numbers.get("dtype", ""),
+        "weights": _stored_dtype(model),
+        "layers": "" if layers == "none" else layers,
+    }
 
 
 def _stored_dtype(model: Path) -> str:

@@ -124,15 +124,6 @@ def test_on_the_page_the_remedy_comes_below_the_headline_and_the_log_is_folded(e
     assert page.count("What to do") == 1
 
 
-def test_a_failure_that_nothing_shows_has_no_block(examples: ModuleType) -> None:
-    report = failed(examples, LOGS[0])
-    assert report.failure is not None
-    for details, words in (("", ""), ("Its log (x) is empty.", "<p>Its log (x) is empty.</p>")):
-        page = to_html(report.model_copy(update={"failure": report.failure.model_copy(update={"details": details})}))
-        assert ("What shows it" in page) == bool(details)
-        assert words in page
-
-
 def test_a_command_in_a_remedy_is_code_on_the_page_and_stays_inert(examples: ModuleType) -> None:
     report = failed(examples, LOGS[0])
     assert report.failure is not None

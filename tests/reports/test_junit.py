@@ -75,28 +75,6 @@ def test_checks(examples: ModuleType, status: CheckStatus, outcome: str) -> None
     assert ("repeat the command" in case) == (status != "ok")
 
 
-def test_one_suite_for_the_checks_and_one_per_suite(any_report: Report) -> None:
-    root = ET.fromstring(to_junit(any_report))
-    suites = root.findall("testsuite")
-    assert [suite.get("name") for suite in suites] == ["assay", *(suite.id for suite in any_report.suites)]
-    for suite in suites:
-        assert int(suite.get("tests", -1)) == len(suite.findall("testcase"))
-        for tag, key in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-            assert int(suite.get(key, -1)) == len(suite.findall(f"testcase/{tag}"))
-    properties = {p.get("name"): p.get("value") for p in suites[0].iter("property")}
-    assert properties["exit_code"] == str(any_report.exit_code)
-    assert properties["verdict"] == any_report.verdict
-    assert properties["candidate"] == any_report.candidate.backend
-
-
-def test_class_names_distinguish_candidates_and_have_no_stray_dots(examples: ModuleType) -> None:
-    report = examples.passing()
-    candidate = report.candidate.model_copy(update={"backend": "http://127.0.0.1:30000/v1"})
-    text = to_junit(report.model_copy(update={"candidate": candidate}))
-    names = {case.get("classname") for case in ET.fromstring(text).iter("testcase")}
-    assert "assay.http_127_0_0_1_30000_v1.accuracy" in names
-
-
 def test_hostile_text_is_legal_xml_and_stays_text(examples: ModuleType) -> None:
     text = to_junit(examples.hostile())
     root = ET.fromstring(text.encode("utf-8"))

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from io import StringIO
-
-import pytest
-from rich.console import Console
 
 from assay.harness.drivers.bisect.layer_search import RestoredLayer
 from assay.harness.drivers.bisect.layer_task import LayerBisection, ProbeRecord
@@ -12,7 +8,6 @@ from assay.harness.statement import state
 from assay.harness.verdict import Finding
 from assay.reports.bisection import layers_document
 from assay.reports.document import Document
-from assay.reports.terminal import render
 
 PROBES = tuple(
     ProbeRecord(
@@ -33,26 +28,6 @@ FOUND = LayerBisection(
 )  # fmt: skip
 
 
-def shown(result: LayerBisection) -> str:
-    out = StringIO()
-    render(layers_document(result), Console(file=out, width=160, force_terminal=True, color_system=None))
-    return out.getvalue()
-
-
 def test_a_bisection_is_what_it_was(golden: Callable[[str, Document], None]) -> None:
     """Probes are rows with abbreviated layers, a finding comes with its command, and a name is not markup."""
     golden("layer-bisection", layers_document(FOUND))
-
-
-@pytest.mark.parametrize(("outcome", "says"), [("nothing", "No layer needs the reference: "), ("inconclusive", "No verdict: ")])
-def test_the_heading_states_that_no_layer_was_found(outcome: str, says: str) -> None:
-    result = FOUND.model_copy(update={"outcome": outcome, "findings": (), "probes": ()})
-    text = shown(result)
-    assert layers_document(result).answer.startswith(says)
-    assert layers_document(result).code == result.exit_code
-    assert "serious" not in text
-    assert "outcome" not in text, "no empty table"
-
-
-def test_repeats_are_mentioned() -> None:
-    assert "each set is probed until one outcome leads by two" in shown(FOUND.model_copy(update={"floor": 1}))

@@ -22,13 +22,6 @@ def texts(panel: str) -> list[str]:
     return [element.text or "" for element in ET.fromstring(panel).iter(f"{SVG}text")]
 
 
-def test_three_panels_with_labels_and_a_legend_of_what_is_there(examples: ModuleType) -> None:
-    picture = examples.picture(examples.TOP_LEFT)
-    for panel, title in zip(panels(picture), ("expected", "read", "difference"), strict=True):
-        assert {title, "query", "key", "2", "3", "4", "5", "0"} == set(texts(panel))
-    assert [words for _, words in legend(picture)] == ["as expected", "missing"]
-
-
 def test_every_kind_of_cell_and_of_row_is_named(examples: ModuleType) -> None:
     rows = ("shifted", "nonlinear", "read", "nan", "infinite", "zero", "constant", "right", "wrong", "read")
     picture = examples.picture((*examples.EVERY_KIND, "####.."[:5]), rows=rows)
@@ -54,36 +47,6 @@ def test_static_images_in_the_colours_of_the_page_with_an_alternative_text(examp
         assert not [key for element in root.iter() for key in element.attrib if key == "style" or key.startswith("on")]
         assert "\u202e" not in panel
     assert "\x1b" not in text(examples.picture(examples.TOP_LEFT, call=hostile)).plain
-
-
-def test_signs_differ_in_their_outlines_and_not_only_in_their_colours(examples: ModuleType) -> None:
-    outlines = set()
-    for sign in "#o!~x":
-        *_, path = ET.fromstring(panels(examples.picture((f"{sign}.....",)))[2]).iter(f"{SVG}path")
-        shape = re.sub(r"[\d.,-]+", "", path.get("d", ""))
-        size = re.findall(r"h([\d.]+)", path.get("d", ""))[:1]
-        outlines.add((shape, path.get("fill") == "none", *size))
-    assert len(outlines) == 5
-
-
-def test_stronger_shades_are_for_more_weight(examples: ModuleType) -> None:
-    one = examples.picture(("###",), expected=((0.01, 0.25, 0.74),), read=((0.74, 0.25, 0.01),), query_positions=(0,))
-
-    def opacities(panel: str) -> list[str]:
-        """From left to right."""
-        paths = ET.fromstring(panel).iter(f"{SVG}path")
-        return [o for _, o in sorted((float(p.get("d", "").split(",")[0][1:]), p.get("fill-opacity", "")) for p in paths)]
-
-    expected, read, _ = panels(one)
-    assert opacities(expected) == sorted(opacities(expected)) == opacities(read)[::-1]
-    assert opacities(expected)[-1] == "1"
-    assert len(set(opacities(expected))) == 3
-
-
-def test_a_title_says_which_keys_differ_and_by_how_much(examples: ModuleType) -> None:
-    difference = panels(examples.picture(examples.TOP_LEFT))[2]
-    titles = [element.text for element in ET.fromstring(difference).iter(f"{SVG}title")]
-    assert "query 3: keys 2-3 missing; expected 50 % of the weight, read 0 %" in titles
 
 
 @pytest.mark.parametrize("keys", [1, 20, 30, 50, 64])
@@ -136,11 +99,6 @@ def test_rows_without_weights_have_a_character_of_their_own(examples: ModuleType
     drawn = text(examples.picture(examples.EVERY_KIND), 24).plain
     assert EVERY_KIND in drawn
     assert "N NaN, I infinite, 0 zero, C constant, = right, not read, ? wrong, not read" in " ".join(drawn.splitlines())
-
-
-def test_rows_whose_weights_are_not_all_are_marked(examples: ModuleType) -> None:
-    drawn = text(examples.picture(("##", "##"), rows=("shifted", "nonlinear"))).plain
-    assert [line.split()[-2:] for line in drawn.splitlines()[2:4]] == [["##", "+"], ["&&", "&&"]]
 
 
 def test_sequences_are_told_apart(examples: ModuleType) -> None:

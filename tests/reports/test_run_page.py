@@ -9,11 +9,10 @@ from collections import Counter
 from html.parser import HTMLParser
 from types import ModuleType
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.harness.judge.report import DivergenceRow, Report
+from assay.harness.judge.report import Report
 from assay.harness.statement import state
 from assay.reports import page, suite_section
 from assay.reports.run_report import run_document
@@ -152,14 +151,6 @@ def test_questions_begin_with_what_sets_them_apart_and_right_ones_can_be_read(ex
     assert re.findall(r'<option value="(lost|both right)"', page) == ["lost", "both right"]
 
 
-def test_an_undecided_page_begins_with_what_is_missing(examples: ModuleType) -> None:
-    page = to_html(examples.inconclusive())
-    first = page[page.index("<main") :].split("</section>")[0]
-    assert "What is missing" in first
-    assert "0 of 256 questions had at least 16 cached tokens" in first
-    assert page.count("0 of 256 questions had at least 16 cached tokens") == 1
-
-
 def test_the_contents_lead_to_every_section_in_their_order(any_report: Report) -> None:
     page = to_html(any_report)
     (contents,) = re.findall(r'<nav class="contents".*?</nav>', page, re.DOTALL)
@@ -167,23 +158,6 @@ def test_the_contents_lead_to_every_section_in_their_order(any_report: Report) -
     assert led_to
     assert [id_ for id_ in led_to if f'id="{id_}"' not in page] == []
     assert re.findall(r'<section[^>]* aria-labelledby="([^"]+)"', page) == led_to
-
-
-def test_a_condition_that_all_questions_share_is_a_line_and_no_chart(examples: ModuleType) -> None:
-    report = examples.regression()
-    suite = report.suites[0]
-    seen = next(row for row in suite.conditions if row.items)
-    alone = suite.model_copy(update={"conditions": (seen,)})
-    page = to_html(report.model_copy(update={"suites": (alone,)}))
-    assert html.escape(f"All questions have {seen.title} {seen.bucket}.", quote=False) in page
-    assert "Accuracy by condition" not in page
-
-
-def test_synthetic_suites_carry_a_badge_and_others_do_not(examples: ModuleType) -> None:
-    report = examples.passing()
-    assert to_html(report).count("synthetic questions</span>") == len(report.suites)
-    real = tuple(suite.model_copy(update={"synthetic": False}) for suite in report.suites)
-    assert "synthetic questions</span>" not in to_html(report.model_copy(update={"suites": real}))
 
 
 def test_policy_admits_this_style_and_this_script_only(examples: ModuleType) -> None:
@@ -246,32 +220,6 @@ def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleTy
     assert "the other 4,744 are in" in re.sub(r"\s+", " ", parsed.text)
     assert "records.jsonl" in parsed.text
     assert len(page) < 2_000_000
-
-
-@pytest.mark.parametrize(
-    ("reference", "candidate", "common", "reference_rest", "candidate_rest"),
-    [
-        ("a bird sings", "a bear sings", "a ", "bird sings", "bear sings"),
-        ("same", "same and more", "", "same", "same and more"),
-        ("same ", "same and", "same ", "", "and"),
-        ("same\nline", "same\nlone", "same\n", "line", "lone"),
-        ("", "x", "", "", "x"),
-        ("x y", "x y", "x ", "y", "y"),
-    ],
-)
-def test_split_divergence(reference: str, candidate: str, common: str, reference_rest: str, candidate_rest: str) -> None:
-    divergence = DivergenceRow(
-        item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
-        candidate_cached_tokens=None,
-    )  # fmt: skip
-    assert suite_section._split_divergence(divergence) == (common, reference_rest, candidate_rest)
-
-
-def test_what_was_not_seen_is_not_zero(examples: ModuleType) -> None:
-    page = Page(to_html(examples.regression()))
-    assert "".join(page.texts["td"]).count("no items") == 2
-    error = to_html(examples.error())
-    assert "it is unknown which kernel ran here" in error
 
 
 def test_the_logits_of_a_suite_are_a_table_in_its_section(layer_diffs: ModuleType, examples: ModuleType) -> None:

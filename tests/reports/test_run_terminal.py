@@ -29,21 +29,6 @@ def _uncoloured(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_operator_and_picture_come_before_the_evidence(examples: ModuleType, encoding: str) -> None:
-    report = examples.regression()
-    found = report.findings[0]
-    drawn = found.picture.model_copy(update={"call": "layer 0 … extend"})
-    report = report.model_copy(update={"findings": (found.model_copy(update={"picture": drawn}),)})
-    text = _printed(report, terminal=False, encoding=encoding)
-    parts = [
-        found.diagnosis, "observed: query i does not see keys j > i", "\n  2     ###...    #.....    #oo...\n",
-        "layer 0 … extend" if encoding == "utf-8" else "layer 0 ... extend", found.evidence[0],
-    ]  # fmt: skip
-    assert [part for part in parts if part not in text] == []
-    assert sorted(parts, key=text.index) == parts
-
-
 @pytest.mark.parametrize("name", ["pass", "regression", "inconclusive", "error", "failed-server", "latency", "layers"])
 def test_a_report_is_what_it_was(
     golden: Callable[[str, Document], None], examples: ModuleType, layer_diffs: ModuleType, name: str
@@ -71,12 +56,6 @@ def test_the_first_screen_is_short_and_begins_with_the_answer(examples: ModuleTy
 def test_a_terminal_line_is_never_wider_than_the_terminal_but_a_command(examples: ModuleType, width: int) -> None:
     lines = _uncoloured(_printed(examples.regression(), terminal=True, width=width)).splitlines()
     assert [line for line in lines if len(line) > width and "assay" not in line and "nox" not in line] == []
-
-
-def test_wide_terminals_get_a_table(examples: ModuleType) -> None:
-    heading = re.compile("^Suite +Verdict .* Measured +Bound", re.MULTILINE)
-    assert heading.search(_uncoloured(_printed(examples.regression(), terminal=True, width=120)))
-    assert not heading.search(_uncoloured(_printed(examples.regression(), terminal=True, width=70)))
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -141,10 +120,3 @@ def test_a_command_and_code_are_never_broken(terminal: bool) -> None:
     _copy(console, LONG)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == LONG + "\n"
-
-
-def test_colours_and_short_lines_stay() -> None:
-    text = Text.assemble("short\n", (LONG, "red"))
-    shown = said(text, terminal=True)
-    assert shown.startswith("short\n")
-    assert shown.count("\x1b[31m") == len(shown.splitlines()) - 1

@@ -1,31 +1,10 @@
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from assay.harness.judge.judgement import measure
 from assay.harness.judge.report import SuiteResult
 from assay.reports import summary
-
-
-@pytest.mark.parametrize(
-    ("asked", "synthetic", "shown"),
-    [("hub:mmlu", False, "Multiple-choice questions of hub:mmlu"), ("", True, "Multiple-choice questions (synthetic)")],
-)
-def test_a_synthetic_suite_is_marked(examples: ModuleType, asked: str, synthetic: bool, shown: str) -> None:
-    suite = examples.passing().suites[0].model_copy(update={"asked": asked, "synthetic": synthetic})
-    assert summary.suite_title(suite) == shown
-
-
-def test_a_share_of_nothing_is_not_zero() -> None:
-    assert summary.share(0, 0) == summary.NOTHING
-    assert summary.share(0, 5) == "0.000"
-
-
-@pytest.mark.parametrize(("value", "shown"), [(None, "–"), (0.0, "0"), (-0.0512, "-0.0512"), (89.44, "89.4"), (12_345.6, "12,346")])
-def test_number(value: float | None, shown: str) -> None:
-    assert summary.number(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -39,9 +18,3 @@ def test_a_suite_is_shown_with_the_metric_that_decided(decided_by: str | None, m
         id="s", verdict="regression", why=(), synthetic=False, metrics=(flips, loss, growth), decided_by=decided_by
     )  # fmt: skip
     assert summary.deciding(suite)[0] == measured
-
-
-def test_unmet_puts_what_forbids_a_pass_first(examples: ModuleType) -> None:
-    report = examples.inconclusive()
-    assert [check.status for check in summary.unmet(report)] == ["missing", "not checked"]
-    assert summary.unmet(report.model_copy(update={"checks": report.checks[:1]})) == []

@@ -73,48 +73,6 @@ def counts(measure: ModuleType) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("title", "count"),
-    [
-        ("product: lines", len(A.splitlines()) + len(B.splitlines())),
-        ("product: comment lines", 1),
-        ("tests: lines", 1),
-        ("public names", 8),  # Point, moved, Record, Derived, Plain twice, told, many
-        ("public constants", 1),
-        ("record types", 3),
-        ("twins: class names", 1),
-        ("twins: file names", 1),
-        ("functions", 5),
-        ("functions: parameters over 8", 1),
-        ("names that say nothing", 1),
-        ("docstrings of functions that begin with What, Whether, How, Which", 1),
-        ("docstrings of classes that do", 1),
-        ("words out: mend, messages", 2),
-        ("words out: somebody else's, messages", 1),
-        ("words out: dear, messages", 0),
-        ("words out: told, messages", 0),
-        ("words out: told, docs", 1),
-        ("words out: all, docs", 2),
-    ],
-)
-def test_a_count_is_of_what_its_title_says(counts: dict[str, float], title: str, count: int) -> None:
-    assert counts[title] == count
-
-
-def test_code_lines_are_without_blanks_comments_and_docstrings(measure: ModuleType) -> None:
-    text = '"""D\n\nmore."""\n\n# c\nx = [\n    1,\n]  # c\n\n"""Of x."""\ny = """two\nlines"""\n'
-    assert measure.code_lines(text, ast.parse(text)) == 5
-
-
-def test_branches_loops_and_short_circuits_are_complex(measure: ModuleType) -> None:
-    functions = dict(measure.functions_of(ast.parse(A)))
-    assert measure.complexity(functions["_private"]) == 3
-    assert measure.conditions(functions["_private"]) == 5
-    assert measure.complexity(functions["many"]) == 1
-    assert (measure.complexity(functions["Point.moved"]), measure.conditions(functions["Point.moved"])) == (1, 2)
-    assert measure.parameters(functions["Point.moved"]) == 1
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "one = 1", "for one in x: ...", "[one for one in x]", "(found := 1)", "def f(one): ...", "def f(found: int): ...",
@@ -148,10 +106,3 @@ def test_the_lint_fails_on_words_names_and_docstrings_and_where_there_is_nothing
     (tmp_path / "harness/a/x.py").write_text("def f():\n    return 1\n")
     (tmp_path / "docs/page.md").write_text("It says so.\n")
     assert measure.main(lint) == 0
-
-
-def test_the_table_has_both_trees_side_by_side(measure: ModuleType) -> None:
-    before, after = measure.measure(FILES), measure.measure(FILES | {"harness/c/y.py": "def f(): ...\n"})
-    lines = list(measure.table(after, before))
-    assert "| public names | 8 | 9 |" in lines
-    assert "| lines of harness/c |  | 1 |" in lines

@@ -133,15 +133,13 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     assert kinds(result) == [kind]
 
 
-def test_what_raises_is_wrong_and_the_rest_is_still_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 60.0)  # also on a busy machine
-
+def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
     def raises(call: AttentionCall) -> Tensor:
         if call.q.shape[2] == 128:
             raise IndexError("block 3 out of range")
         return TOP_LEFT(call)
 
-    result = check(raises, phases=["extend"], dtypes=["float16"], read_out=Nothing())
+    result = check(raises, phases=["decode"], dtypes=["float16"], read_out=Nothing())
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == ["mask-top-left", CONTRACT_BROKEN]
     assert "IndexError: block 3 out of range" in message(result)

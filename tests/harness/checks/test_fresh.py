@@ -21,7 +21,7 @@ from assay.harness.checks.jobs import check
 from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT
 
 CALLS = [
-    call_of([(5 + n, 3 * n)], (4, 2), 64, [torch.float32, torch.float16][n % 2], "cpu", n).with_spec(layer=n) for n in range(12)
+    call_of([(5 + n, 3 * n)], (4, 2), 64, [torch.float32, torch.float16][n % 2], "cpu", n).with_spec(layer=n) for n in range(8)
 ]
 LAST = CALLS[-1]
 
@@ -49,11 +49,11 @@ def layers(calls: list[AttentionCall] | None) -> list[int]:
 @pytest.mark.parametrize(
     ("holds", "needed"),
     [
-        (lambda seen: len(seen) % 7 == 0, [11] * 7),
-        (lambda seen: seen[0].layer != seen[-1].layer, [0, 11]),
-        (lambda seen: len(seen) > 1 and seen[-2].layer == 10, [10, 11]),
-        (lambda seen: seen[-1].layer == 11 and 6 in [call.layer for call in seen], [6, 11]),
-        (lambda seen: seen[-1].layer == 11 and {3, 8} <= {call.layer for call in seen}, [3, 8, 11]),
+        (lambda seen: len(seen) % 7 == 0, [7] * 7),
+        (lambda seen: seen[0].layer != seen[-1].layer, [0, 7]),
+        (lambda seen: len(seen) > 1 and seen[-2].layer == 6, [6, 7]),
+        (lambda seen: seen[-1].layer == 7 and 4 in [call.layer for call in seen], [4, 7]),
+        (lambda seen: seen[-1].layer == 7 and {2, 5} <= {call.layer for call in seen}, [2, 5, 7]),
     ],
     ids=["its 7th run", "the first call decides", "the call before", "one call of all", "two calls"],
 )
@@ -79,7 +79,7 @@ def test_both_calls_are_made_smaller_and_the_last_stays_right_alone() -> None:
 
     shown = _smallest(fresh(halved_where(grown)), [LAST, CALLS[3]], (64,))
     assert (shown.kind, shown.times, len(shown.sources)) == ("sequence", 1, 2)
-    assert "new+prefix 16+5, 1 q head on 1 kv head" in shown.words[0], "21 keys"
+    assert "new+prefix 12+9, 1 q head on 1 kv head" in shown.words[0], "21 keys"
     assert "new+prefix 1+0, 1 q head on 1 kv head" in shown.words[1]
 
 
@@ -113,8 +113,8 @@ FEW = {"phases": ["decode"], "dtypes": ["float32"], "head_dims": [64, 128], "rea
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("scale_of_the_first", "right alone, in a fresh process, and wrong after: "),
         ("every_9th", "right alone, in a fresh process, and wrong in its run 9"),
+        ("scale_of_the_first", "right alone, in a fresh process, and wrong after: "),
         ("stateless", "it fails alone, in a fresh process"),
         ("coin", "chance decides"),
         ("raises", "it fails alone, in a fresh process"),

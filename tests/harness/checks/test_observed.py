@@ -88,6 +88,11 @@ def first(result: KernelResult) -> Finding:
     return result.findings[0]
 
 
+@pytest.fixture(autouse=True)
+def _no_condition_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 0.5)
+
+
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object, **__: object) -> ReadOut:
@@ -98,10 +103,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("never")
 @pytest.mark.parametrize(("known", "again"), [("mask-missing", False), ("scale-twice", True)])
-def test_a_bug_that_an_earlier_read_out_explained_is_not_read_again(
-    known: str, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 0.5)
+def test_a_bug_that_an_earlier_read_out_explained_is_not_read_again(known: str, again: bool) -> None:
     finding = first(check(NO_MASK, cases=CASES, read_out=Reader(known={known})))
     assert (finding.id, finding.operator, "the kernel was read" in str(finding.evidence)) == ("mask-missing", "", again)
 

@@ -22,6 +22,8 @@ from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import Source, read_manifest, read_pack
 from assay.harness.localize.kernel_runs import CallResult, measure
 
+pytestmark = pytest.mark.usefixtures("jobs_here")  # test_observed.py replays in a process
+
 
 def sdpa(call: AttentionCall) -> torch.Tensor:
     """A correct kernel."""

@@ -51,17 +51,7 @@ def test_lengths_are_those_that_every_layer_and_every_process_met(tmp_path: Path
     assert found.reached("extend", "batch") == 8
 
 
-def test_a_layer_that_never_met_a_condition_counts_none() -> None:
-    found = counts({0: 5, 1: 5})
-    found.calls["extend"]["batch"]["2-8"] = {0: 1}
-    assert found.count("extend", "batch", "2-8") == 0
-
-
 def test_counts_of_another_run_are_refused(tmp_path: Path) -> None:
     ENVELOPE_FILES.write(tmp_path, counts({0: 5}, run="other"), process="1")
     with pytest.raises(EvidenceError, match="belongs to run other"):
         read_envelope(tmp_path, "n")
-
-
-def test_nothing_was_counted(tmp_path: Path) -> None:
-    assert read_envelope(tmp_path) is None

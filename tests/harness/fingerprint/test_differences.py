@@ -442,12 +442,6 @@ def test_chats_that_one_template_refuses(left: tuple[str, ...] | None, right: tu
     assert all(line.endswith(": no such role") for each in result.differences for line in each.details)
 
 
-def test_variables_are_chosen_by_whole_words() -> None:
-    kept = ("SGLANG_ROPE_CACHE_FP32", "SGLANG_USE_AITER_FP8_PER_TOKEN", "SGLANG_X_SUPPORT", "ATEN_CPU_CAPABILITY", "DNNL_ISA")
-    left_out = ("SGLANG_CACHE_DIR", "SGLANG_PORT", "NCCL_PORT_BASE", "SGLANG_API_KEY", "VLLM_TOKEN", "HOME")
-    assert set(variables(dict.fromkeys((*kept, *left_out), "1"))) == set(kept)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "other", "says"),
     [
@@ -532,13 +526,6 @@ def test_digests_are_of_what_a_tokenizer_computes_from(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "merges.txt").write_text("a b")
     assert set(_digests_of(str(tmp_path / "plain"), None)) == {"template", "merges.txt"}
-
-
-def test_how_the_weights_are_quantised_is_a_setting() -> None:
-    config = {"quantization_config": {"quant_method": "fp8", "ignored_layers": ["lm_head"]}, "torch_dtype": "bfloat16"}
-    assert settings_of(config) == {
-        "quantization_config.quant_method": "fp8", "quantization_config.ignored_layers": '["lm_head"]', "dtype": "bfloat16",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,3 @@ def test_position_ids_are_those_of_the_rank_that_computed_the_request() -> None:
     assert joined(ranks).positions == (0, 1, 2)
     assert joined(ranks[:1]).positions == ()
     assert joined([rank(), rank()]).positions is None
-
-
-def test_what_no_rank_observed_stays_unobserved() -> None:
-    ranks = [rank().model_copy(update={"weights": None, "not_observed": {"weights": "no"}}) for _ in range(2)]
-    assert joined(ranks).weights is None

@@ -17,20 +17,6 @@ def asked(**more: Any) -> Asked:
 
 
 @pytest.mark.parametrize(
-    ("difference", "named"),
-    [
-        ({"task": TASK | {"version": 2}}, {"what": "version", "a": "1", "b": "2"}),
-        ({"task": TASK | {"tokenizer": "other"}}, {"what": "tokenizer", "a": "tok", "b": "other"}),
-        ({"generation": {"temperature": 0.7, "top_p": 1}}, {"setting": "temperature", "a": "0", "b": "0.7"}),
-        ({"generation": {"temperature": 0}}, {"setting": "top_p", "a": "1", "b": None}),
-    ],
-)
-def test_what_makes_two_tasks_incomparable_is_named(difference: dict[str, Any], named: dict[str, Any]) -> None:
-    differs = differences(asked(), asked(**difference))
-    assert ([other.values for other in differs.other], differs.unrecorded) == ([named], ())
-
-
-@pytest.mark.parametrize(
     "same",
     [
         {"generation": {"temperature": 0.0, "top_p": "1.0"}},

@@ -18,15 +18,6 @@ def counts(a: list[ResultItem], b: list[ResultItem]) -> dict[str, int]:
     return {one.id: one.count for one in paired(a, b).unpaired}
 
 
-def test_the_same_documents_are_paired_whatever_their_order() -> None:
-    found = paired([item("1"), item("2", 0.0)], [item("2"), item("1")])
-    assert [(pair[0].key, pair[1].key, pair[0].score, pair[1].score) for pair in found.pairs] == [
-        ("1", "1", 1.0, 1.0),
-        ("2", "2", 0.0, 1.0),
-    ]
-    assert not found.unpaired
-
-
 def test_all_answers_to_a_document_that_both_hold_twice_are_paired_and_one_that_one_side_repeats_is_refused() -> None:
     twice = paired([item("1"), item("1", 0.0)], [item("1"), item("1")])
     assert (len(twice.pairs), twice.again, twice.unpaired) == (2, 1, [])
@@ -34,8 +25,3 @@ def test_all_answers_to_a_document_that_both_hold_twice_are_paired_and_one_that_
     other = paired([x, y], [y, item("1", 0.0, prompt_hash="x")])
     assert [(a.score, b.score) for a, b in other.pairs] == [(1.0, 0.0), (1.0, 1.0)], "each with the same prompt"
     assert counts([item("1"), item("1")], [item("1")]) == {"repeated": 1}
-
-
-def test_a_prompt_that_was_not_recorded_is_not_taken_for_another() -> None:
-    found = paired([item("1", prompt_hash="")], [item("1")])
-    assert (len(found.pairs), found.unverified) == (1, 1)

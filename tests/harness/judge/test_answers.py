@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.judge.answers import Pair, by_condition, most_telling, pair, tally
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import Role
 
 
 def item(name: str, expected: str | None = "A", suite: Suite = "accuracy") -> Item:
@@ -26,20 +25,6 @@ def answer(role: Role, name: str, parsed: str | None = "A", **more: Any) -> Answ
 
 def both(name: str, reference: str | None, candidate: str | None) -> list[Answer]:
     return [answer("reference", name, reference), answer("candidate", name, candidate)]
-
-
-def test_answers_are_joined_by_item_in_the_order_of_the_items() -> None:
-    answers = [*both("b", "A", "B"), *both("a", "C", "D")]
-    pairing = pair([item("a"), item("b")], answers[::-1])
-    assert [(p.item.id, p.reference.parsed, p.candidate.parsed) for p in pairing.pairs] == [("a", "C", "D"), ("b", "A", "B")]
-    assert pairing.mismatched == ()
-
-
-@pytest.mark.parametrize("roles", [ROLES[:1], ROLES[1:], ROLES])
-def test_another_prompt_is_no_pair(roles: Sequence[Role]) -> None:
-    answers = [answer(r, "a", prompt_hash="other" if r in roles else "ha") for r in ROLES]
-    pairing = pair([item("a")], answers)
-    assert (pairing.pairs, pairing.mismatched) == ((), ("a",))
 
 
 def test_repeats_and_other_suites_are_left_out() -> None:

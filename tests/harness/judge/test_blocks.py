@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import Timing
-from assay.harness.judge.blocks import _gaps, blocks_of, side_by_side, throughput
+from assay.harness.judge.blocks import blocks_of, side_by_side, throughput
 from assay.harness.sides import Role
 
 
@@ -38,10 +38,6 @@ def timing(
         completion_tokens=5,
         cached_tokens=cached,
     )
-
-
-def test_a_gap_is_shared_out_among_the_tokens_of_its_chunk() -> None:
-    assert _gaps(timing()) == pytest.approx([0.010 / 3] * 3 + [0.040])
 
 
 def test_the_times_of_a_block() -> None:

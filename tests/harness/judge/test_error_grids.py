@@ -157,11 +157,3 @@ def test_a_grid_whose_values_do_not_fit_its_labels_is_refused(layer_diffs: Modul
         ErrorGrid.model_validate(grid | {"column_labels": ("0", "1", "2")})
     with pytest.raises(ValidationError):
         ErrorGrid.model_validate(grid | {"values": ((INFINITE,) * 4,) * 4})
-
-
-def test_a_heat_map_is_walked_without_what_was_not_observed() -> None:
-    grid = ErrorGrid(
-        where="decode", columns="head", row_labels=("0", "3"), column_labels=("0", "1"),
-        values=((0.1, None), (NOT_FINITE, 0.2)), bounds=(0.05, None),
-    )  # fmt: skip
-    assert list(grid.observed()) == [("0", "0", 0.1, 0.05), ("3", "0", NOT_FINITE, None), ("3", "1", 0.2, None)]

@@ -89,13 +89,6 @@ def test_what_differs_behind_the_last_layer_is_none_of_attention() -> None:
     assert (at.place, at.layer, at.head) == ("behind attention", LAYERS - 1, None)
 
 
-def test_what_is_no_number_differs() -> None:
-    def spoil(trace: Trace) -> None:
-        trace.values[2][0, 0, 0] = np.nan
-
-    assert (parted(spoil).place, parted(spoil).names, parted(spoil).error) == ("cache", ("v",), np.inf)
-
-
 def test_what_the_base_differs_from_itself_by_is_no_difference() -> None:
     def spoil(trace: Trace) -> None:
         trace.outputs[1] *= 1 + 2e-4

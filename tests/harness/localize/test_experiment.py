@@ -46,6 +46,7 @@ EXTEND, DECODE = Place(Shape("extend", ((150, 213),)), 0), Place(Shape("decode",
 BEHIND = Place(Shape("extend", ((40, 30), (9, 50), (0, 3), (150, 213)), (8, 2), 128, torch.bfloat16), 3)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("wrong", "place", "said"),
     [
@@ -169,6 +170,7 @@ def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
     assert not lab.repeats()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("wrong", "said", "part"),
     [
@@ -283,6 +285,7 @@ def stores_whole_tiles(call: AttentionCall) -> Tensor:
 RAISED = "raised RuntimeError (test_experiment.py, line {}, in raises_in_batches)"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kernel", "fault", "place", "said"),
     [

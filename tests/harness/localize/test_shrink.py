@@ -224,6 +224,7 @@ def test_a_sequence_without_keys_stays_without() -> None:
     assert (smallest.lens_q, smallest.lens_k) == ([0, 1], [0, 1])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kernel", "fault", "asked", "lens", "said"),
     [

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from assay import harness, reports
-from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.judgement import Metric, measure
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import WORDS, Statement, state
@@ -22,7 +21,6 @@ from assay.harness.verdict import Check, Requirement
 from assay.reports.wording.envelope import envelope_lines
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import found_in, measured_of, say, sayings
-from assay.reports.wording.servers import counted_calls
 from assay.reports.wording.written import with_words
 
 HARNESS = Path(next(iter(harness.__path__)))
@@ -104,13 +102,6 @@ def test_what_a_later_assay_states_is_shown_as_it_is() -> None:
 @pytest.mark.parametrize("value", ["\ud800", ["\ud800"]])
 def test_a_statement_can_always_be_written(value: object) -> None:
     Statement.model_validate_json(state("text", value=value).model_dump_json())
-
-
-def test_counted_calls() -> None:
-    extend = CallSummary(phase="extend", kernel="triton", backend="triton", calls=12, calls_with_cached_prefix=0, layers=2)
-    decode = extend.model_copy(update={"phase": "decode", "calls": 24, "calls_in_graphs": 6, "calls_compiled": 14})
-    assert counted_calls(extend) == "extend: triton 12 calls"
-    assert counted_calls(decode) == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
 
 
 def test_no_text_advises_on_graphs_or_on_flags_that_a_run_may_not_have() -> None:

@@ -69,11 +69,6 @@ def test_the_headline_says_what_a_candidate_without_such_words_is_worse_than(
     assert headline(report(suite(id_), cause=cause)) == f"Do not merge: sage_attn is {end}."
 
 
-def test_a_finding_that_is_no_cause_is_not_in_the_headline(report: Any) -> None:
-    made = report(suite(), cause=found(id="latency")).model_copy(update={"causes": 0})
-    assert headline(made) == "Do not merge: sage_attn is worse than the reference."
-
-
 def test_a_bug_without_a_name_is_said_as_it_was_read() -> None:
     odd = found(id=UNEXPLAINED, does="computes something other than attention", operator="query i sees key p + 2")
     for id_ in (UNEXPLAINED, OPERATOR):

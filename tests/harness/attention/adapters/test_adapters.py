@@ -434,7 +434,7 @@ def planned_so(wrapper: Any, function: Any, passed: dict[str, Any], is_so: Calla
     return is_so({**wrapper.planned, **passed})
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("called", CALLED)
 def test_a_function_that_is_wrong_in_a_call_that_engines_make_fails(called: str, failing_cases: FailingCases) -> None:
     name, is_so = CALLED[called]
@@ -442,7 +442,8 @@ def test_a_function_that_is_wrong_in_a_call_that_engines_make_fails(called: str,
     if not hasattr(function, "__wrapped__") and function.__name__ == "scaled_dot_product_attention":
         function = sdpa_in_python
     wrong = kernels.taking_calls("wrong", zeros_where(function, is_so))
-    assert failing_cases(wrong, cases(dtypes=[torch.float32], declared=declaration(wrong))[::25])
+    some = cases(dtypes=[torch.float32], declared=declaration(wrong))[::25]
+    assert any(failing_cases(wrong, [case]) for case in some)
 
 
 @pytest.mark.parametrize("name", ["signatures:kvcache_2", "signatures:kvcache_3"])
@@ -466,6 +467,7 @@ def sdpa_in_python(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=F
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [FORK, "signatures:flash_attn_2", "signatures:flash_attn_4"])
 def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passes(name: str) -> None:
     declared = declaration(kernels.load(name))
@@ -479,6 +481,7 @@ def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passe
 PAGES = {FORK: (16, 32), "signatures:flash_attn_2": (256, 512), "signatures:flash_attn_4": (128, 64)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PAGES)
 def test_a_function_meets_each_size_of_pages_that_it_takes_and_one_that_it_refuses_is_a_gap(
     name: str, failing_cases: FailingCases
