@@ -222,6 +222,13 @@ def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, d
     )
 
 
+def decode_load(reach: LoadReach, vocabulary: int, seed: str, lengths: Sequence[int]) -> tuple[Wave, ...]:
+    """Make waves whose first decode steps have these total lengths, with spares, after the long prompt."""
+    prompts = _Prompts(reach, vocabulary, seed)
+    asked = [tuple(_decoded(prompts, length - 1, 2) for length in lengths) for _ in range(_SPARES)]
+    return ((LoadRequest(prompts.long),), *asked)
+
+
 def _drawn(
     rng: random.Random, wanted: Sequence[int], step: int = 1, known: Collection[int] = (), parts: int = 2
 ) -> list[int]:

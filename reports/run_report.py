@@ -44,7 +44,7 @@ from assay.reports.wording.verdict import headline, sides_of
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside the page, and their length
 _MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
 _LABELS = {
-    "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "probes": "Probes", "layers": "Layers", "matrix": "Kernel",
+    "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
     "baseline": "Baseline", "latency": "Latency",
 }  # fmt: skip
 _SUITES = 12  # suites that a terminal and Markdown show
@@ -124,7 +124,9 @@ def _screen(report: Report) -> list[Row]:
     cause = _cause(report)
     if place and report.findings and not report.causes:  # says where answers were lost, which is not why
         cause = []
-    return [*cause, *place, *map(_suite_row, shown), *more, *steps]
+    told = [each for suite in report.suites for each in suite.why if each.id in ("witness", "no-witness")]
+    opinion = [Row("Witness", one_line(say(each), 240)) for each in told]
+    return [*cause, *place, *opinion, *map(_suite_row, shown), *more, *steps]
 
 
 def _place(report: Report) -> str:

@@ -163,8 +163,8 @@ def _divergences(suite: SuiteResult) -> list[Block]:
     shown = suite.divergences[:_DIVERGENCES]
     about = (
         "A tie: the log-odds of the two tokens change by no more than between two runs of the reference; close: within the limit "
-        "of the declared noise, and each role's token is among the other's best five; apart: neither, or a log-probability is not "
-        "finite. The text after the first difference is marked."
+        "of the declared noise, and each role's token is among the other's best alternatives; apart: neither, or a log-probability "
+        "is not finite. The text after the first difference is marked."
     )
     if len(shown) < len(suite.divergences):
         about += f" {len(shown)} of {len(suite.divergences):,} are shown here; all are in report.json."

@@ -107,7 +107,7 @@ class Score:
 
 
 TOP = 8
-"""The most probable tokens that a probe asks for at each position."""
+"""Number of most probable tokens that a probe asks for at each position."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,8 @@ class ProbeRequest:
         depth: tokens to generate, whether or not they include the end-of-text token.
         written: tokens that it is made to write, whatever the model prefers; empty to let it choose.
         scored: whether log-probabilities are asked for.
+        top: number of most probable tokens to return at each position.
+        at: further tokens whose log-probabilities are returned at every scored position of the prompt.
     """
 
     probe: str
@@ -131,6 +133,8 @@ class ProbeRequest:
     depth: int
     written: tuple[int, ...] = ()
     scored: bool = True
+    top: int = TOP
+    at: tuple[int, ...] = ()
 
 
 def never() -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from assay.harness.engines.base import ChatRequest, Engine, Generation
+import numpy as np
+
+from assay.harness.engines.base import ChatRequest, Engine, Generation, ProbeRequest, Score
 from assay.harness.engines.client import CHAT, MALFORMED, chat_body, problem
 from assay.harness.errors import EngineError
+from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.sides import profile_of
 
 
@@ -27,6 +32,59 @@ def generate(server: Engine, prompt: str, max_tokens: int) -> Generation:
         if len(texts) != len(ids):
             raise ValueError(f"{len(ids)} token ids and {len(texts)} texts")
         return Generation(tuple(map(int, prompt_ids)), tuple(map(int, ids)), texts)
+
+
+def generate_all(
+    server: Engine, items: Sequence[Item], prompts: Sequence[Sequence[int]], tokens: Sequence[int], top_logprobs: int
+) -> list[Answer]:
+    """Implement `Engine.generate_all` by probes that score no token of their prompts."""
+    name, begun = f"assay-generated-{secrets.token_hex(4)}", time.monotonic()
+    requests = [
+        ProbeRequest(item.id, f"{name}-{number}", tuple(ids), len(ids) - 1, most, top=top_logprobs)
+        for number, (item, ids, most) in enumerate(zip(items, prompts, tokens, strict=True))
+    ]
+    replies = server.probe(requests) if requests else []
+    seconds = time.monotonic() - begun
+    made = []
+    for item, request, reply in zip(items, requests, replies, strict=True):
+        own = reply.decode
+        rows = zip(own.tokens, own.own, own.ids, own.logprobs, strict=True)
+        answer = ChatRequest.of(item, len(own.tokens)).answered(
+            server.role,
+            " ".join(map(str, own.tokens)),
+            request_id=server.request_id(request.name),
+            finish_reason="length",
+            prompt_tokens=reply.prompt_tokens,
+            completion_tokens=len(own.tokens),
+            cached_tokens=reply.cached_tokens,
+            latency_s=seconds,
+            tokens=tuple(
+                Token(text=str(id_), logprob=logprob, top=tuple(zip(map(str, ids), top, strict=True))[:top_logprobs])
+                for id_, logprob, ids, top in rows
+            ),
+        )
+        made.append(answer)
+    return made
+
+
+def score(server: Engine, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
+    """Implement `Engine.score` by a probe."""
+    if start < 0 or len(ids) - start < 2:
+        raise ValueError(f"{len(ids)} tokens leave nothing to score after a prefix of {start} and the next token")
+    name = f"assay-score-{secrets.token_hex(6)}"
+    (reply,) = server.probe([ProbeRequest("", name, tuple(ids), start, 1, top=top_k, at=tuple(at))])
+    own = reply.prefill
+    with readable(server, "with scores", f"{top_k} log-probabilities at each position, and those of {len(at)} tokens"):
+        if any(len(row) < top_k for row in own.ids):
+            raise ValueError(f"rows without {top_k} log-probabilities")
+        rows = [dict(zip(*row, strict=True)) for row in zip(own.ids, own.logprobs, strict=True)]
+        return Score(
+            cached_tokens=reply.cached_tokens,
+            token=np.array(own.own, np.float32),
+            top_ids=np.array([row[:top_k] for row in own.ids], np.int32),
+            top=np.array([row[:top_k] for row in own.logprobs], np.float32),
+            at=np.array([[row[id_] for id_ in at] for row in rows], np.float32).reshape(len(rows), len(at)),
+        )
 
 
 @contextmanager

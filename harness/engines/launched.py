@@ -12,11 +12,12 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
 
-from assay.harness.engines import failures, registry
-from assay.harness.engines.base import Engine
+from assay.harness.engines import failures, generation, registry
+from assay.harness.engines.base import Engine, Score
 from assay.harness.engines.client import Client
 from assay.harness.engines.inside.control import API_KEY
 from assay.harness.engines.launch import HOST, Launch, launching, shell_line
@@ -24,6 +25,7 @@ from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.manifest import engine_label
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import profile_of
 from assay.harness.text import one_line
 
@@ -203,6 +205,14 @@ class LaunchedServer(Engine):
     def last_step(self) -> str:
         """Return the last line that it logged since it was started, except warnings, or an empty string."""
         return self._process.last_line(warnings=False) if self._process is not None else ""
+
+    def generate_all(
+        self, items: Sequence[Item], prompts: Sequence[Sequence[int]], tokens: Sequence[int], top_logprobs: int
+    ) -> list[Answer]:
+        return generation.generate_all(self, items, prompts, tokens, top_logprobs)
+
+    def score(self, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
+        return generation.score(self, ids, start, top_k, at)
 
     def _log_tail(self) -> str:
         return self._process.log_tail() if self._process is not None else ""

@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from assay.harness.backend import Backend
+from assay.harness.attention.published import native_backend, published
+from assay.harness.backend import URL_FORM, Backend, is_server_url
+from assay.harness.errors import UsageError
+from assay.harness.evidence import baseline
 from assay.harness.evidence.envelope import EngineLimits
-from assay.harness.sides import Device, Engine
+from assay.harness.sides import Device, Engine, hide, profile_of
+from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -152,11 +157,63 @@ def features(engine: Engine) -> Features:
     return cast(Features, module(engine, "features"))
 
 
+def probed(engine: Engine) -> bool:
+    """Return True if an engine's servers can be asked the probes: it then lists its features."""
+    return find_spec(f"assay.harness.engines.{engine}.features") is not None
+
+
 def fingerprint_module(engine: Engine) -> str:
     """Return the module that loads a model without a server and prints its fingerprint, for ``python -m``."""
     return f"assay.harness.engines.{engine}.fingerprint_process"
 
 
 def module(engine: Engine, name: str) -> Any:
-    """Import a module of an engine's package."""
-    return import_module(f"assay.harness.engines.{engine}.{name}")
+    """Import a module of an engine's package. Raises UsageError if it has none: assay cannot look into that engine."""
+    path = f"assay.harness.engines.{engine}.{name}"
+    try:
+        return import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise UsageError(
+            f"{profile_of(engine).title} as an engine has no {name.replace('_', ' ')}.",
+            "an engine that assay instruments",
+            "name another --engine: hf serves as the reference of assay run",
+        ) from None
+
+
+def checked_name(engine: Engine, flag: str, name: str) -> Backend:
+    """Check that an engine's server can run a backend of this name, which `flag` gave, and return it.
+
+    Raises:
+        UsageError: the name is unknown, its kernel cannot be imported, or it names a backend without a server.
+    """
+    if native := native_backend(name):
+        raise UsageError(
+            f"{flag}: {name} is a backend without a server.",
+            "an attention backend of a server",
+            f"name it {native[1].partition('@')[0]}",
+        )
+    backend = Backend.parse(name)
+    if backend.is_url and not is_server_url(name):
+        raise UsageError(f"{flag}: {hide('', name)} is not the URL of a server.", URL_FORM, "correct the URL")
+    if backend.is_url or name in (own := catalog(engine).backends()):
+        return backend
+    if not backend.is_kernel and not name.endswith(".py") and ("/" in name or Path(name).is_dir()):
+        near = next((f"name {path.parent}" for path in sorted(Path(name).glob(f"*/{baseline.FILE}"))), "check the path")
+        raise UsageError(
+            f"{flag}: {name} {'is not a baseline: it has no ' + baseline.FILE if Path(name).exists() else 'does not exist'}.",
+            "the folder of a baseline, a backend, a kernel as module:function, or a URL",
+            f"{near}; assay gate accept RUN writes a baseline",
+        )
+    if not backend.is_kernel:
+        known = sorted({*own, *published()})
+        do = (
+            did_you_mean(name, known)
+            or "name one of these, a kernel as module:function, a URL, or the folder of a baseline"
+        )
+        raise UsageError(f"{flag}: unknown attention backend {name!r}.", f"one of {', '.join(known)}", do)
+    from assay.harness.attention import kernels
+
+    kernels.find(flag, name)
+    return backend

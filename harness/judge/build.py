@@ -20,7 +20,6 @@ from assay.harness.judge import (
     own_error,
     same_servers,
     sensitivity,
-    side_probes,
 )
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide, holm_corrected
@@ -45,13 +44,12 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     envelope.claim,
     logits_suite.claim,
     own_error.matrix_claim,
-    side_probes.claim,
     engine_warnings.claim,
 )
 """The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on
 their results."""
 # The order in which a report lists its suites.
-_SUITES = ("accuracy", "greedy", "logits", "probes", "layers", "matrix", "baseline", "latency")
+_SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "latency")
 
 
 def build(folder: RunFolder) -> Report:

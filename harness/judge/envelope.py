@@ -9,6 +9,8 @@ from assay.harness.engines import registry
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, stood_for
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.shadow_errors import ShadowHeader
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -22,7 +24,7 @@ def claim(run: RunEvidence) -> Judged:
     """Check that all required conditions were compared, in the shadow and as served, and describe the coverage."""
     policy = run.spec.policy
     envelope, line = Envelope.of(policy.envelope_tokens, run.spec.device), policy.line("envelope_tokens")
-    served = _served(run)
+    served = served_counts(run.folder, run.envelope, run.servers.get("candidate"), run.over_envelope)
     result = _result(run, served, envelope, line)
     checks = [_check_covered(run, envelope, line), _check_served(run, served, envelope, line)]
     return Judged(checks=checks, parts={"envelope": result} if result else {})
@@ -164,17 +166,28 @@ def _lacking(missing: Missing) -> Statement:
 _ANY_LAYER = 0
 
 
-def _served(run: RunEvidence) -> EnvelopeCounts | None:
-    """Count the lengths that the candidate's own server answered, or return None if such answers are not compared."""
-    if run.envelope is None or run.envelope.limits is None or not run.over_envelope:
+def served_counts(
+    folder: RunFolder, counts: EnvelopeCounts | None, candidate: ServerManifest | None, pairs: Sequence[Pair]
+) -> EnvelopeCounts | None:
+    """Count the lengths that the candidate's own server answered, or return None if such answers are not compared.
+
+    Args:
+        counts: the calls that the shadow compared.
+        candidate: its server, if known.
+        pairs: both roles' answers to the requests at required lengths.
+
+    Raises:
+        EvidenceError: a file of the candidate's server is damaged.
+    """
+    if counts is None or counts.limits is None or not pairs:
         return None
-    limits, candidate = run.envelope.limits, run.servers.get("candidate")
+    limits = counts.limits
     if candidate is not None and candidate.arguments:
         own = registry.arguments(candidate.kind).limits_of(candidate.arguments, limits.context_tokens)
         limits = limits.model_copy(
             update={name: getattr(own, name) for name in ("chunk_tokens", "page_tokens", "mixed")}
         )
-    return _served_envelope(limits, run.over_envelope, run.folder.admissions("candidate"))
+    return _served_envelope(limits, pairs, folder.admissions("candidate"))
 
 
 def _served_envelope(limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]) -> EnvelopeCounts:

@@ -96,11 +96,12 @@ def _known_differences(errors: ShadowErrors) -> Iterator[Statement]:
 def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[float, float]]:
     """Compute by layer the error of its output in a free-running candidate, and the part from earlier layers, if traced."""
     records = {role: folder.read(LAYER_DIFF, role) for role in ROLES}
-    if not any(records.values()):
+    traced = {role: record.traced for role, record in records.items() if record and record.traced}
+    if not traced:
         return {}
     # Prefer the candidate's own server, which wrote the keys and values too.
-    where = {role: role if records[role] else next(r for r in ROLES if records[r]) for role in ROLES}
-    labels = next(record.traced for record in records.values() if record)
+    where = {role: role if role in traced else next(iter(traced)) for role in ROLES}
+    labels = next(iter(traced.values()))
     reference, candidate = (
         [read_trace(folder.server_folder(where[role]), f"{role}-{label}", folder.nonce) for label in labels]
         for role in ROLES

@@ -307,7 +307,9 @@ class EnvelopeResult(Part):
 class FaultSeen(Part):
     """Whether a suite detected a fault, with the numbers."""
 
-    suite: Literal["accuracy", "logits", "probes", "layers"]
+    suite: Literal["accuracy", "logits", "probes", "layers"] = Field(
+        description="probes only in older reports: now logits"
+    )
     seen: bool
     numbers: Statement = Field(description='such as "7 of 8 questions lost, p = 0.01"')
 

@@ -30,7 +30,7 @@ from assay.harness.stats.share import p_not_above
 from assay.harness.verdict import Check, Requirement
 
 # Suites that have to detect the fault.
-_SUITES = ("accuracy", "logits", "probes", "layers")
+_SUITES = ("accuracy", "logits", "layers")
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -115,7 +115,7 @@ def _check_sensitive(
     if (idle := next(_idle(records), None)) is not None:
         numbers = {"changed": idle.changed, "calls": idle.calls}
         return required.check("missing", state("fault-changed-nothing", fault=result.fault, why=idle.why, **numbers))
-    seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
+    seen: dict[str, bool] = {suite: all(part.seen for part in result.parts if part.suite == suite) for suite in seen_by}
     unmeasured = [suite for suite in wanted if suite not in seen]
     parts = [(part.suite, part.seen, part.numbers) for part in result.parts]
     outcome = state("faults-seen", fault=result.fault, parts=parts, unmeasured=unmeasured, url=url)

@@ -1,4 +1,4 @@
-"""Both servers' answers to the probes -> the suite ``probes``, and the place in the model where the servers part.
+"""Both servers' answers to the probes -> their part of the suite ``logits``, and the place in the model where the servers part.
 
 It decides where the sides differ in more than a backend, so that no kernel can be put into a shadow: the same tokens, in
 prefill and decode, under each of `CONDITIONS`, within a bound from the reference's distance from itself under the other conditions.
@@ -33,7 +33,7 @@ from assay.harness.judge.traces import least_error
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
-from assay.harness.verdict import Requirement, Verdict
+from assay.harness.verdict import CheckStatus, Requirement, Verdict
 
 # Multiple of the largest divergence of prefill above which that of decode is the place to trace.
 _DECODE_OVER_PREFILL = 10.0
@@ -41,7 +41,7 @@ _Passes = Mapping[str, ProbePass]
 """A server's passes by condition."""
 
 
-def claim(run: RunEvidence) -> Judged:
+def probed(run: RunEvidence) -> Judged:
     """Judge the probes, and say where the servers part; demand them if the sides differ in more than a backend."""
     asked = "logits" in run.spec.workload.suites and run.compares_servers and set(run.measured) == set(ROLES)
     if not asked or run.urls or not set(run.spec.treatment) - {"backend"}:
@@ -50,7 +50,9 @@ def claim(run: RunEvidence) -> Judged:
     both = {role: _by_condition(made) for role, made in records.items()}
     if any(len(passes) < len(CONDITIONS) for passes in both.values()):
         said = next((each.problem for made in records.values() for each in made if each.problem), "")
-        return Judged(checks=[required.check("missing", state("probes-not-asked", said=said))])
+        probed = all(registry.probed(side.engine) for side in run.spec.sides.values())
+        status: CheckStatus = "missing" if probed else "not checked"
+        return Judged(checks=[required.check(status, state("probes-not-asked", said=said))])
     limits = _limits(run, both["reference"])
     for role, server in run.servers.items():
         if (
@@ -93,7 +95,7 @@ def faults_seen(run: RunEvidence, place: Path) -> list[FaultSeen]:
     distances = distances_of(reference["cached"], faulty[0])
     mean, bound = max((distances[which].mean, limits[which].mean) for which in MEASURES)
     seen = all(not limits[which].holds(distance) for which, distance in distances.items())
-    return [FaultSeen(suite="probes", seen=seen, numbers=state("fault-in-probes", mean=mean, bound=bound))]
+    return [FaultSeen(suite="logits", seen=seen, numbers=state("fault-in-probes", mean=mean, bound=bound))]
 
 
 def _records(run: RunEvidence) -> dict[Role, list[ProbePass]]:
@@ -160,7 +162,7 @@ def judge_probes(
     worst = max(excess.values(), default=0.0)
     p = min(1.0, len(CONDITIONS) * FALSE_ALARMS / max(worst, 1.0) ** 2) if differing and worst > 1 else None
     return SuiteResult(
-        id="probes",
+        id="logits",
         synthetic=True,
         verdict=verdict,
         why=tuple(why),

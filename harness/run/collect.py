@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from assay.harness.files import write_whole
 from assay.harness.judge.baselines import has_stored_logits
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff, sensitivity, side_probes
+from assay.harness.run.envelope import AGAIN, serve_again
 from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
 from assay.harness.run.logit_scoring import SCORINGS, score
@@ -37,6 +39,7 @@ from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, 
 from assay.harness.run.rounding import measure_rounding
 from assay.harness.run.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.run.servers import make_run_engine, manifest_of, record_fingerprint, resolve_sides, running, together
+from assay.harness.run.witness import ask_witness
 from assay.harness.sides import ROLES, Role
 
 # File that marks a server's kernels as listed; it holds the nonce of the run.
@@ -74,6 +77,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
             folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
         _resolve(plan, folder)
         measure_rounding(plan, folder, display)
+        ask_witness(plan, folder, display)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
 
@@ -243,7 +247,7 @@ def _kernels(asked: _Asking, role: Role) -> _Work | None:
     place = asked.folder.server_folder(role)
     listed = place / FOLDER / _COMPLETE
     known = listed.exists() and listed.read_text() == asked.folder.nonce
-    if known or not asked.plan.compares_answers or asked.plan.backend(role).is_url:
+    if known or not asked.plan.compares_answers or not asked.plan.instrumented(role):
         return None
 
     def list_kernels(engine: Engine) -> None:
@@ -269,6 +273,12 @@ def _layers(asked: _Asking, role: Role) -> _Work | None:
     if role == shadowed_role(plan, folder):
         return lambda engine: layer_diff.compare_layers(engine, folder, plan, asked.display)
     return lambda engine: layer_diff.trace_free_running(engine, folder, plan)
+
+
+def _envelope_again(asked: _Asking, role: Role, number: int) -> _Work | None:
+    together_ = asked.stop.together and asked_roles(asked.plan, asked.folder) == ROLES
+    compared = {"layers", "greedy"} <= set(asked.plan.spec.workload.suites)
+    return serve_again(asked.plan, asked.folder, role, number) if together_ and compared else None
 
 
 def _unscored(asked: _Asking, role: Role) -> list[tuple[Role, int]]:
@@ -331,5 +341,6 @@ _Step = Callable[[_Asking, Role], _Work | None]
 # A server goes through a group at its own pace; the next group begins when every server is there. Logits need all answers of the
 # reference, the other steps its first ones. The fault comes last: no other step may read evidence that it spoils.
 _STEPS: tuple[tuple[_Step, ...], ...] = (
-    (_answers, _kernels, _layers), (_first_logits, _first_probes), (_logits, _probes), (_parting,), (_seeded_fault,),
+    (_answers, _kernels, _layers), *((partial(_envelope_again, number=n),) for n in range(len(AGAIN))),
+    (_first_logits, _first_probes), (_logits, _probes), (_parting,), (_seeded_fault,),
 )  # fmt: skip

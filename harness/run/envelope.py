@@ -1,7 +1,8 @@
 """The policy's envelope, driven through the servers: one runs the other role's backend in its shadow, the other serves normally.
 
 Both get the same requests (`assay.evals.envelope_load`), whose answers are compared. In the shadow the conditions of the calls are
-counted. Waves that left a condition uncovered are sent again, since the engine chooses which sequences share a call.
+counted. Waves that left a condition uncovered are sent again, since the engine chooses which sequences share a call. Where texts
+diverge before a required length, both servers get further requests for it.
 """
 
 from __future__ import annotations
@@ -9,25 +10,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from assay.evals.envelope_load import BATCH, DEPTH, Load, LoadRequest, Wave, envelope_load, longest
+from assay.evals.envelope_load import (
+    BATCH,
+    DEPTH,
+    Load,
+    LoadReach,
+    LoadRequest,
+    Wave,
+    decode_load,
+    envelope_load,
+    longest,
+)
 from assay.evals.questions import prompt_hash
 from assay.harness.engines import registry
 from assay.harness.engines.base import Engine
 from assay.harness.engines.launch import launching
 from assay.harness.engines.model import model_shape
-from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
+from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, envelope_of, gaps, read_envelope
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import RESOLVED
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.judge.answers import envelope_pairs
 from assay.harness.judge.baselines import envelope_seed
+from assay.harness.judge.envelope import served_counts
 from assay.harness.run.plan import Plan
-from assay.harness.run.questions import TOP_LOGPROBS
 from assay.harness.run.run_folder import shadowed_role
-from assay.harness.sides import ROLES
+from assay.harness.sides import ROLES, Role
 from assay.harness.sides import Engine as EngineName
 
 # Most times that a wave is sent for one condition.
 _ROUNDS = 3
+# Ends of the ids of requests for lengths that no text reached before it diverged, by round.
+AGAIN = (" asked again", " asked a third time")
+# Alternatives with each token at required lengths: tokens of random prompts are near ties, so that rounding of a whole model moves
+# one out of the best few. Engines return at most 20.
+_ALTERNATIVES = 20
 
 Keep = Callable[[Answer], None]
 """Records an answer."""
@@ -39,7 +56,8 @@ def chunk_argument(plan: Plan, engine: EngineName) -> tuple[str, ...]:
     Otherwise a server's chunk may be longer than any prompt that the load can afford, and chunked prefill would never occur.
     """
     length = longest(plan.spec.policy.envelope_tokens, model_shape(plan.model).context, DEPTH[plan.spec.device])
-    return (f"{launching(engine).CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
+    flag = launching(engine).CHUNK_FLAG
+    return (f"{flag}={length}",) if flag and plan.has_layer_diff and length > 0 else ()
 
 
 def drive_envelope(
@@ -74,6 +92,36 @@ def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
         send(engine, load.waves, keeper(folder, plan), whose)
 
 
+def lengths_again(reach: LoadReach, counts: EnvelopeCounts) -> list[int]:
+    """List total lengths of decode that further requests need, if the answers that were compared had these `counts`."""
+    points, lengths = reach.lengths["decode"]["total-tokens"], []
+    for first, last in gaps(counts.values("decode", "total-tokens"), points):
+        lengths += [point for point in points if first <= point <= last] or [(first + last) // 2]
+    return lengths
+
+
+def serve_again(plan: Plan, folder: RunFolder, role: Role, number: int) -> Callable[[Engine], None] | None:
+    """Have a server decode at the required lengths that no text reached before it diverged, in a round of `AGAIN`.
+
+    Both servers must have answered the rounds before it. Both then get the same requests.
+    """
+    answers = folder.answers()
+    if any(answer.role == role and answer.item.endswith(AGAIN[number]) for answer in answers):
+        return None
+    before = [both for both in envelope_pairs(answers) if not both.item.id.endswith(AGAIN[number:])]
+    candidate = {server.role: server for server in folder.progress().servers}.get("candidate")
+    counts = served_counts(folder, envelope_of(folder), candidate, before)
+    if counts is None or counts.limits is None or "decode" not in plan.candidate.phases:
+        return None
+    reach = plan.envelope.reach(counts.limits)
+    lengths = lengths_again(reach, counts)
+    if not lengths:
+        return None
+    seed = envelope_seed(folder) + AGAIN[number]
+    waves = decode_load(reach, model_shape(plan.model).vocabulary, seed, lengths)
+    return lambda engine: send(engine, waves, keeper(folder, plan), AGAIN[number])
+
+
 def served_limits(plan: Plan, folder: RunFolder) -> list[EngineLimits]:
     """Return the limits of both servers, starting with the one that has the shadow; a single one if they are equal.
 
@@ -81,7 +129,7 @@ def served_limits(plan: Plan, folder: RunFolder) -> list[EngineLimits]:
     """
     reported = {server.role: server.arguments for server in folder.progress().servers}
     context, limits = model_shape(plan.model).context, []
-    for role in sorted(ROLES, key=lambda role: role != shadowed_role(plan, folder)):
+    for role in sorted(filter(plan.instrumented, ROLES), key=lambda role: role != shadowed_role(plan, folder)):
         record = folder.read(RESOLVED, role)
         if known := record.arguments if record is not None else reported.get(role):
             limits.append(registry.arguments(plan.spec.sides[role].engine).limits_of(known, context))
@@ -111,7 +159,7 @@ def send(engine: Engine, waves: Sequence[Wave], keep: Keep, whose: str = "") -> 
     for wave in waves:
         outputs = [request.output for request in wave]
         for answer in engine.generate_all(
-            [_item(r, whose) for r in wave], [r.ids for r in wave], outputs, TOP_LOGPROBS
+            [_item(r, whose) for r in wave], [r.ids for r in wave], outputs, _ALTERNATIVES
         ):
             keep(answer)
 

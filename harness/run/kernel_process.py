@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import worker
+from assay.harness.engines.arguments import numerics
 from assay.harness.engines.environments import python_of, python_path
 from assay.harness.engines.launch import kernel_settings
 from assay.harness.engines.model import ModelShape, model_shape
@@ -152,7 +153,7 @@ def _no_matrix(plan: Plan, folder: RunFolder, why: str) -> KernelResult:
 def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
     """Return the dtype in which the candidate's server computed; by default float32 on the CPU, or else the model's."""
     servers = {server.role: server for server in folder.progress().servers}
-    served = [str(servers[role].arguments.get("dtype", "")) for role in ("candidate", "reference") if role in servers]
+    served = [numerics(servers[role]).get("dtype", "") for role in ("candidate", "reference") if role in servers]
     usual = "float32" if device == "cpu" else model.dtype if model.dtype in _DTYPES else "bfloat16"
     return next((name for name in served if name in _DTYPES), usual)
 

@@ -41,7 +41,7 @@ def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
         return {TRACE: str(_TRACE_BYTES)}
     shadow = plan.candidate if role == "reference" else plan.reference
     return {
-        SHADOW: shadow.name,
+        SHADOW: shadow.name if plan.instrumented("reference") else plan.beside,
         RECORD: str(plan.spec.workload.budget_mb * 2**20),
         TRACE: str(_TRACE_BYTES),
         MODEL_HASH: hash_model(plan.model),
@@ -79,8 +79,10 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     serve_envelope(engine, folder, plan)
-    labels = _trace(engine, place, engine.role, _prompts_of(plan), Control())
-    set_control(place, Control())
+    labels: tuple[str, ...] = ()
+    if plan.instrumented(engine.role):
+        labels = _trace(engine, place, engine.role, _prompts_of(plan), Control())
+        set_control(place, Control())
     folder.write(LAYER_DIFF, LayerDiffRecord(traced=labels), engine.role)
 
 

@@ -4,10 +4,10 @@ A free-running answer says little once it differs from the reference's. Here bot
 reference's greedy answer, and predict each of them. All of it is computed in the extend phase (engines score a prompt in one
 pass), so this does not test a decode kernel.
 
-A server scores its sequences one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache,
-and *cached*, right after that, when all but the scored positions come from the prefix cache. The two conditions score the same
-positions: the last `_PROMPT_TAIL` tokens of the prompt and the answer, except the first `CACHED_PREFIX_TOKENS` + 1 tokens of a
-sequence.
+A server scores its sequences one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied
+cache, and *cached*, after the prompt's beginning, when all but the scored positions come from the prefix cache. The two
+conditions score the same positions: the last `_PROMPT_TAIL` tokens of the prompt and the answer, except the first
+`CACHED_PREFIX_TOKENS` + 1 tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -119,17 +119,19 @@ def _score_one(
     server: Engine, sequence: ScoredSequence, ids: tuple[int, ...], top_ids: Mapping[CacheState, Ints]
 ) -> dict[CacheState, Score]:
     """Score a sequence with an empty cache, and then with its start cached."""
-    server.flush_cache()
-    # An engine takes one list of ids for a sequence: the union of the reference's top ids over its positions, in ascending order.
-    return {
-        c: server.score(ids, sequence.start, _TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ())
-        for c in CACHE_STATES
-    }
+    scores = {}
+    for condition in CACHE_STATES:
+        server.flush_cache()
+        if condition == "cached" and sequence.start > 1:
+            server.score(ids[: sequence.start], sequence.start - 2, 1)
+        # An engine takes one list of ids for a sequence: the union of the reference's top ids over its positions, ascending.
+        at = tuple(np.unique(top_ids[condition]).tolist()) if condition in top_ids else ()
+        scores[condition] = server.score(ids, sequence.start, _TOP_K, at)
+    return scores
 
 
-def score_with_fault(server: Engine, reference: Logits, run: str, display: ProgressDisplay) -> Logits:
-    """Score the sequences of a reference on a server with a seeded fault, at its most probable tokens. Nothing is written."""
-    title = f"{server.role}: logits with a seeded fault"
+def score_again(server: Engine, reference: Logits, run: str, display: ProgressDisplay, title: str) -> Logits:
+    """Score the sequences of a reference on another server, at its most probable tokens. Nothing is written."""
     scored = _score_again(server, reference, False, display, title)
     return _logits(server, scored, "candidate", 0, run)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.harness.engines import memory
+from assay.harness.engines.arguments import numerics
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.progress import ProgressDisplay
@@ -41,7 +42,7 @@ def measure_rounding(plan: Plan, folder: RunFolder, display: ProgressDisplay) ->
     Raises:
         EvidenceError: the folder cannot be written.
     """
-    servers = {server.role: server.arguments for server in folder.progress().servers}
+    servers = {server.role: numerics(server) for server in folder.progress().servers}
     if plan.has_url or set(servers) != set(ROLES) or folder.read(ROUNDING) is not None:
         return
     ours, theirs = (_rounding(plan.models[role], servers[role]) for role in ROLES)
@@ -57,12 +58,13 @@ def measure_rounding(plan: Plan, folder: RunFolder, display: ProgressDisplay) ->
         folder.write(ROUNDING, made.model_copy(update={"declared": declared}))
 
 
-def _rounding(model: Path, arguments: Mapping[str, Any]) -> dict[str, str]:
+def _rounding(model: Path, numbers: Mapping[str, str]) -> dict[str, str]:
     """Return what decides a server's rounding: dtype of its activations, dtype of its stored weights, and quantisation."""
+    layers = numbers.get("quantization", "none")
     return {
-        "activations": str(arguments.get("dtype") or "").removeprefix("torch."),
+        "activations": numbers.get("dtype", ""),
         "weights": _stored_dtype(model),
-        "layers": str(arguments.get("quantization") or ""),
+        "layers": "" if layers == "none" else layers,
     }
 
 

@@ -33,7 +33,7 @@ def compares_probes(plan: Plan) -> bool:
     """Return True if a run asks its servers the probes."""
     more_than_backend = bool(set(plan.spec.treatment) - {"backend"})
     asked = "logits" in plan.spec.workload.suites and plan.roles == ROLES and not plan.has_url
-    return asked and more_than_backend
+    return asked and more_than_backend and all(registry.probed(side.engine) for side in plan.spec.sides.values())
 
 
 def open_passes(plan: Plan, folder: RunFolder, role: Role) -> list[ProbePass]:

@@ -48,7 +48,7 @@ SENTENCES: Templates = {
         "texts that differ by more than rounding",
         "{metric.value:digits} %",
         "{apart} of {texts:counted text}: at the first difference, log-odds change by more than the limit, a token is not "
-        "among the other's best five, or a log-probability is not finite",
+        "among the other's best alternatives, or a log-probability is not finite",
     ),
     "envelope-texts-apart": Measured(
         "answers at the required lengths that differ by more than rounding",

@@ -20,7 +20,7 @@ from assay.reports.wording.sides import sides_said
 NOT_RUN = "not run"
 """Text for a cell of a sweep that was not run."""
 _TITLES = {
-    "greedy": "Greedy texts", "logits": "Logits", "probes": "Probes", "layers": "Layers", "matrix": "Op-level matrix",
+    "greedy": "Greedy texts", "logits": "Logits", "layers": "Layers", "matrix": "Op-level matrix",
     "baseline": "Accepted baseline", "latency": "Latency",
 }  # fmt: skip
 

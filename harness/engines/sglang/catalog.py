@@ -11,14 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from assay.harness.attention.noise import BESIDE_FP8, family
-from assay.harness.attention.published import native_backend, published
-from assay.harness.backend import URL_FORM, Backend, is_server_url
+from assay.harness.backend import Backend
+from assay.harness.engines.registry import checked_name
 from assay.harness.engines.sglang.profile import PROFILE
 from assay.harness.errors import UsageError
-from assay.harness.evidence import baseline
 from assay.harness.extras import meets
-from assay.harness.sides import hide
-from assay.harness.text import did_you_mean
 
 # SGLang's own backends that compute prefill separately on cached and on new keys, and merge both in the model's dtype.
 _MERGE_THE_PREFIX = ("flashinfer",)
@@ -82,37 +79,5 @@ def backends() -> tuple[str, ...]:
 
 
 def checked_backend(flag: str, name: str) -> Backend:
-    """Check that a server can run a backend of this name, which `flag` gave, and return it.
-
-    Raises:
-        UsageError: the name is unknown, its kernel cannot be imported, or it names a backend without a server.
-    """
-    if native := native_backend(name):
-        raise UsageError(
-            f"{flag}: {name} is a backend without a server.",
-            "an attention backend of a server",
-            f"name it {native[1].partition('@')[0]}",
-        )
-    backend = Backend.parse(name)
-    if backend.is_url and not is_server_url(name):
-        raise UsageError(f"{flag}: {hide('', name)} is not the URL of a server.", URL_FORM, "correct the URL")
-    if backend.is_url or name in backends():
-        return backend
-    if not backend.is_kernel and not name.endswith(".py") and ("/" in name or Path(name).is_dir()):
-        near = next((f"name {path.parent}" for path in sorted(Path(name).glob(f"*/{baseline.FILE}"))), "check the path")
-        raise UsageError(
-            f"{flag}: {name} {'is not a baseline: it has no ' + baseline.FILE if Path(name).exists() else 'does not exist'}.",
-            "the folder of a baseline, a backend, a kernel as module:function, or a URL",
-            f"{near}; assay gate accept RUN writes a baseline",
-        )
-    if not backend.is_kernel:
-        known = sorted({*backends(), *published()})
-        do = (
-            did_you_mean(name, known)
-            or "name one of these, a kernel as module:function, a URL, or the folder of a baseline"
-        )
-        raise UsageError(f"{flag}: unknown attention backend {name!r}.", f"one of {', '.join(known)}", do)
-    from assay.harness.attention import kernels
-
-    kernels.find(flag, name)
-    return backend
+    """Check that a server can run a backend of this name, which `flag` gave; see `assay.harness.engines.registry.checked_name`."""
+    return checked_name("sglang", flag, name)

@@ -1,4 +1,9 @@
-"""Probes of an SGLang server: prompts scored token by token, answers of given lengths, and commands that toggle features."""
+"""Probes of an SGLang server: prompts scored token by token, answers of given lengths, and commands that toggle features.
+
+SGLang uses the prefix cache no further than ``logprob_start_len``, so a start of 0 would switch prefix hits off
+(``_compute_max_prefix_len`` in ``srt/managers/schedule_batch.py``, the same in 0.5.17 and 0.5.23). The start is therefore also the
+longest prefix that can come from the cache; ``meta_info.cached_tokens`` is the part that did.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from assay.harness.engines.base import TOP, ProbeRequest
+from assay.harness.engines.base import ProbeRequest
 from assay.harness.engines.client import number
 from assay.harness.engines.generation import readable
+from assay.harness.engines.inside.control import FORCED_REQUEST
 from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.beside_model import ADAPTER_NAME, OTHER_ADAPTER
 from assay.harness.evidence.probes import ProbeReply, Scores
@@ -24,7 +30,9 @@ _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
 
 def probe(server: SGLangServer, requests: Sequence[ProbeRequest], *, streamed: bool) -> list[ProbeReply]:
     """Implement `Engine.probe`. Without streaming, one message holds all requests."""
-    forcing.tell(server.launch.evidence, {each.name: (*each.ids, *each.written) for each in requests})
+    forced = {each.name: (*each.ids, *each.written) for each in requests if each.name.startswith(FORCED_REQUEST)}
+    if forced:
+        forcing.tell(server.launch.evidence, forced)
     if streamed:
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(lambda request: _streamed(server, request), requests))
@@ -95,8 +103,11 @@ def _body(requests: Sequence[ProbeRequest], adapter: str) -> dict[str, Any]:
     if adapter:
         body["lora_path"] = [adapter] * len(requests)
     if all(request.scored for request in requests):  # SGLang mixes chunks of prompts with decode only without scores
+        most = max(request.top for request in requests)
         starts = [request.start for request in requests]
-        body |= {"logprob_start_len": starts, "return_logprob": True, "top_logprobs_num": TOP}
+        body |= {"logprob_start_len": starts, "return_logprob": True, "top_logprobs_num": most}
+    if any(request.at for request in requests):
+        body["token_ids_logprob"] = [list(request.at) for request in requests]
     return body
 
 
@@ -104,18 +115,30 @@ def _reply(request: ProbeRequest, reply: Mapping[str, Any], pieces: int) -> Prob
     """Read a reply. Raises one of `MALFORMED` if a prompt or a token has no score."""
     ids, meta, scored = reply["output_ids"], reply["meta_info"], request.ids[request.start + 1 :]
     given, own, top = (meta[f"{name}_logprobs"] for name in ("input_token", "output_token", "output_top"))
-    if meta["prompt_tokens"] != len(request.ids) or len(given) != len(scored) + 1:
-        raise ValueError(f"{len(given) - 1} scored tokens of a prompt of {meta['prompt_tokens']}")
+    # The first entry is the first computed token, which no position predicts. SGLang returns 0 for ids at the end of the
+    # vocabulary, its guard against image placeholders.
+    same = len(given) == len(scored) + 1 and all(
+        entry[1] in (id_, 0) for entry, id_ in zip(given[1:], scored, strict=True)
+    )
+    if meta["prompt_tokens"] != len(request.ids) or not same:
+        raise ValueError(
+            f"log-probabilities of {len(given)} tokens of a prompt of {meta['prompt_tokens']}, "
+            f"not of the last {len(scored) + 1} of the {len(request.ids)} tokens that were sent"
+        )
+    best = (meta.get("input_top_logprobs") or [])[1:]
+    if request.at:
+        rows = zip(best, meta["input_token_ids_logprobs"][1:], strict=True)
+        best = [
+            [*listed, *(entry for entry in asked if entry[1] not in {each[1] for each in listed})]
+            for listed, asked in rows
+        ]
     written = [_of(token, entry, row) for token, entry, row in zip(ids, own, top, strict=True)]
     return ProbeReply(
         probe=request.probe,
         prompt_tokens=meta["prompt_tokens"],
         cached_tokens=meta.get("cached_tokens", 0),
         host_tokens=int((meta.get("cached_tokens_details") or {}).get("host") or 0),
-        # The first entry is the first computed token, which no position predicts.
-        prefill=_scores(
-            request.start + 1, scored, [entry[0] for entry in given[1:]], (meta.get("input_top_logprobs") or [])[1:]
-        ),
+        prefill=_scores(request.start + 1, scored, [entry[0] for entry in given[1:]], best),
         decode=_scores(len(request.ids), ids, written, top),
         finish=str((meta.get("finish_reason") or {}).get("type", "")),
         retractions=meta.get("num_retractions", 0),

@@ -6,17 +6,16 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from assay.harness.engines.base import Engine, ProbeRequest, Score
+from assay.harness.engines.base import Engine, ProbeRequest
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.launched import PROBE_TIMEOUT_S, LaunchedServer
 from assay.harness.engines.served_fingerprint import fingerprint_of
-from assay.harness.engines.sglang import arguments, probing, score
+from assay.harness.engines.sglang import arguments, probing
 from assay.harness.engines.sglang.common import agree, resolved_arguments
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.evidence.probes import ProbeReply
-from assay.harness.evidence.records import Answer, Item
 
 _FLUSH_TIMEOUT_S = 10
 
@@ -56,14 +55,6 @@ class SGLangServer(LaunchedServer):
     def fingerprint(self) -> Fingerprint | None:
         ranks = int(self._arguments.get("tp_size") or 1) * int(self._arguments.get("pp_size") or 1)
         return fingerprint_of(self, self.launch.evidence, self.launch.model, ranks)
-
-    def generate_all(
-        self, items: Sequence[Item], prompts: Sequence[Sequence[int]], tokens: Sequence[int], top_logprobs: int
-    ) -> list[Answer]:
-        return score.generate_all(self, items, prompts, tokens, top_logprobs)
-
-    def score(self, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
-        return score.score(self, ids, start, top_k, at)
 
     def probe(self, requests: Sequence[ProbeRequest], *, streamed: bool = False) -> list[ProbeReply]:
         return probing.probe(self, requests, streamed=streamed)

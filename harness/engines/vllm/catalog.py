@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 
-from assay.harness.attention.published import published
-from assay.harness.backend import URL_FORM, Backend, is_server_url
+from assay.harness.backend import Backend
+from assay.harness.engines.registry import checked_name
 from assay.harness.engines.vllm.profile import PROFILE
 from assay.harness.errors import UsageError
 from assay.harness.extras import meets
-from assay.harness.sides import hide
-from assay.harness.text import did_you_mean
 
 # Source: `AttentionBackendEnum` of `vllm/v1/attention/backends/registry.py` (0.32.0), for decoders of text. vLLM is in another
 # environment as a rule, so its list cannot be read here.
@@ -51,24 +49,8 @@ def check_version() -> str:
 
 
 def checked_backend(flag: str, name: str) -> Backend:
-    """Check that a server can run a backend of this name, which `flag` gave, and return it.
-
-    Raises:
-        UsageError: the name is unknown, or its kernel cannot be imported.
-    """
-    backend = Backend.parse(name)
-    if backend.is_url and not is_server_url(name):
-        raise UsageError(f"{flag}: {hide('', name)} is not the URL of a server.", URL_FORM, "correct the URL")
-    if backend.is_url or name in _BACKENDS:
-        return backend
-    if not backend.is_kernel:
-        known = sorted({*_BACKENDS, *published()})
-        do = did_you_mean(name, known) or "name one of these, a kernel as module:function, or a URL"
-        raise UsageError(f"{flag}: vLLM has no attention backend {name!r}.", f"one of {', '.join(known)}", do)
-    from assay.harness.attention import kernels
-
-    kernels.find(flag, name)
-    return backend
+    """Check that a server can run a backend of this name, which `flag` gave; see `assay.harness.engines.registry.checked_name`."""
+    return checked_name("vllm", flag, name)
 
 
 def native_noise(names: Collection[str], phase: str, stored: bool) -> str:

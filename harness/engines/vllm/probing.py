@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.harness.engines.base import TOP, ProbeRequest
+from assay.harness.engines.base import ProbeRequest
 from assay.harness.engines.client import number
 from assay.harness.engines.generation import readable
 from assay.harness.engines.inside.control import FORCED_TOKENS
@@ -35,12 +35,12 @@ def probe(server: VLLMServer, requests: Sequence[ProbeRequest]) -> list[ProbeRep
 def _body(request: ProbeRequest) -> dict[str, Any]:
     extra: dict[str, Any] = {FORCED_TOKENS: list(request.written)} if request.written else {}
     sampling = {
-        "temperature": 0, "max_tokens": request.depth, "ignore_eos": True, "logprobs": TOP, "skip_reading_prefix_cache": False,
-        "extra_args": extra,
+        "temperature": 0, "max_tokens": request.depth, "ignore_eos": True, "logprobs": request.top, "extra_args": extra,
+        "skip_reading_prefix_cache": False,
     }  # fmt: skip
     if len(request.ids) > request.start + 1:
         sampling["prompt_logprobs"] = 0
-        extra[SCORED] = [request.start, TOP]
+        extra[SCORED] = [request.start, request.top, *request.at]
     return {"request_id": request.name, "token_ids": list(request.ids), "sampling_params": sampling}
 
 
@@ -72,26 +72,27 @@ def _prefill(server: VLLMServer, request: ProbeRequest, name: str) -> Scores:
     written.unlink()
     if kept["first"] != request.start or kept["ids"] != list(request.ids[request.start + 1 :]):
         raise ValueError(f"scores from position {kept['first']} on, of {len(kept['ids'])} tokens")
-    return Scores(
-        first=request.start + 1,
-        tokens=tuple(kept["ids"]),
-        own=tuple(round(value, 7) for value in kept["token"]),
-        ids=tuple(map(tuple, kept["top_ids"])),
-        logprobs=tuple(tuple(round(value, 7) for value in row) for row in kept["top"]),
-    )
+    tops = zip(kept["top_ids"], kept["top"], kept["at"], strict=True)
+    rows = [dict(zip(request.at, at, strict=True)) | dict(zip(ids, top, strict=True)) for ids, top, at in tops]
+    return _scores(request.start + 1, kept["ids"], kept["token"], rows)
 
 
 def _decode(first: int, entries: Sequence[Mapping[str, Any]]) -> Scores:
     # The sampled token comes first, and once more if it is among the most probable ones.
-    rows = [
-        {int(each["token_id"]): _finite(each["logprob"]) for each in (*entry["top_logprobs"], entry)}
-        for entry in entries
-    ]
-    ranked = [sorted(row.items(), key=lambda each: math.inf if math.isnan(each[1]) else -each[1]) for row in rows]
+    rows = [{int(each["token_id"]): each["logprob"] for each in (*entry["top_logprobs"], entry)} for entry in entries]
+    return _scores(first, [entry["token_id"] for entry in entries], [entry["logprob"] for entry in entries], rows)
+
+
+def _scores(
+    first: int, tokens: Sequence[int], own: Sequence[float | None], rows: Sequence[Mapping[int, float | None]]
+) -> Scores:
+    """Return the scores of tokens: log-probabilities by id at each position, ranked."""
+    numbers = [{id_: _finite(logprob) for id_, logprob in row.items()} for row in rows]
+    ranked = [sorted(row.items(), key=lambda each: math.inf if math.isnan(each[1]) else -each[1]) for row in numbers]
     return Scores(
         first=first,
-        tokens=tuple(int(entry["token_id"]) for entry in entries),
-        own=tuple(_finite(entry["logprob"]) for entry in entries),
+        tokens=tuple(tokens),
+        own=tuple(map(_finite, own)),
         ids=tuple(tuple(id_ for id_, _ in row) for row in ranked),
         logprobs=tuple(tuple(logprob for _, logprob in row) for row in ranked),
     )

@@ -11,16 +11,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from assay.harness.engines.base import ProbeRequest, Score
+from assay.harness.engines.base import ProbeRequest
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
-from assay.harness.engines.launch import Launch
 from assay.harness.engines.launched import PROBE_TIMEOUT_S, LaunchedServer
 from assay.harness.engines.served_fingerprint import fingerprint_of
-from assay.harness.engines.vllm import probing, score
+from assay.harness.engines.vllm import probing
 from assay.harness.engines.vllm.resolving import resolved_arguments
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.probes import ProbeReply
-from assay.harness.evidence.records import Answer, Item
 
 # Seconds that the last requests may take to leave the scheduler; until then the cache is not emptied.
 _FLUSH_TIMEOUT_S, _FLUSH_PAUSE_S = 10.0, 0.05
@@ -31,12 +29,6 @@ class VLLMServer(LaunchedServer):
 
     essential = "VLLM::"  # the titles of its engine and its workers
     parts = ("EngineCore", "Worker")
-
-    def __init__(self, launch: Launch) -> None:
-        super().__init__(launch)
-        self._scored: set[tuple[tuple[int, ...], int]] = (
-            set()
-        )  # since the cache was emptied: their prefixes count as cached
 
     def _told(self, client: Client) -> tuple[str, dict[str, Any]]:
         info = client.json("GET", "/server_info?config_format=json", timeout_s=INFO_TIMEOUT_S)
@@ -55,16 +47,6 @@ class VLLMServer(LaunchedServer):
 
         return fingerprint_of(self, self.launch.evidence, self.launch.model, ranks, write)
 
-    def generate_all(
-        self, items: Sequence[Item], prompts: Sequence[Sequence[int]], tokens: Sequence[int], top_logprobs: int
-    ) -> list[Answer]:
-        return score.generate_all(self, items, prompts, tokens, top_logprobs)
-
-    def score(self, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
-        key = (tuple(ids), start)
-        cached, self._scored = key in self._scored, {*self._scored, key}
-        return score.score(self, self.launch.evidence, ids, start, top_k, at, cached=cached)
-
     def request_id(self, name: str) -> str:
         return f"generate-tokens-{name}"
 
@@ -77,7 +59,6 @@ class VLLMServer(LaunchedServer):
         Raises:
             EngineError: the server failed, or requests are still running.
         """
-        self._scored = set()
         client, deadline = self.client(), time.monotonic() + _FLUSH_TIMEOUT_S
         while not client.json("POST", "/reset_prefix_cache", timeout_s=_FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S).get(
             "success"

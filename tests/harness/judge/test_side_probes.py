@@ -143,6 +143,30 @@ def test_a_report_names_where_two_servers_part(reported: Callable[..., Report], 
     assert (row.probe, row.where, row.inside.id) == ("0+8", where, "inside-the-model")
 
 
+@pytest.mark.parametrize(
+    ("shifts", "verdict", "decided_by"), [({}, "pass", "mean-kl"), ({"batched": {"decode": 0.5}}, "regression", "probe-kl")]
+)
+def test_prompts_and_probes_are_one_suite_of_which_the_worse_decides(
+    reported: Callable[..., Report], runs: ModuleType, tmp_path: Path, shifts: Any, verdict: str, decided_by: str
+) -> None:
+    reported(traced=False, **shifts)
+    folder = RunFolder(tmp_path)
+    runs.score_both(folder, runs.scored)
+    (suite,) = (suite for suite in build(folder).suites if suite.id == "logits")
+    assert suite.verdict == verdict
+    assert suite.decided_by.startswith(decided_by)
+    assert {metric.quantity for metric in suite.metrics} == {
+        "mean-kl",
+        "likelihood-change",
+        "far-prompts",
+        "not-finite",
+        "probe-kl",
+    }
+    assert [row.condition for row in suite.logits] == ["cold", "cached"]
+    said = say(*suite.why)
+    assert ("Generated" in said or "generated token" in said) == (verdict == "regression")
+
+
 def test_a_trace_of_another_request_is_not_observed(reported: Callable[..., Report]) -> None:
     row = reported(requests=2, cached={"decode": 0.5}).parting
     assert row is not None

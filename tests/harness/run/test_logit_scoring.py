@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 from scipy.special import log_softmax
 
-from assay.harness.engines.base import Score
-from assay.harness.engines.sglang.score import score as score_tokens
+from assay.harness.engines.base import ProbeReply, ProbeRequest, Score
+from assay.harness.engines.generation import score as score_tokens
+from assay.harness.engines.sglang import probing
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item, Token
@@ -34,7 +35,7 @@ class Model:
     """A server whose next-token distribution follows from the token before alone, and whose fault shows behind a cached prefix."""
 
     kind: EngineName = "sglang"
-    who, backend, label = "the server (stand-in)", "stand-in", "stand-in 1"
+    who, backend, label, adapter = "the server (stand-in)", "stand-in", "stand-in 1", ""
 
     def __init__(self, role: Role, shift: float = 0.0, radix: bool = True) -> None:
         self.role = role
@@ -55,6 +56,9 @@ class Model:
     def score(self, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
         return score_tokens(self, ids, start, top_k, at)  # type: ignore[arg-type]
 
+    def probe(self, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
+        return probing.probe(self, requests, streamed=False)  # type: ignore[arg-type]
+
     def _chat(self, body: Mapping[str, Any]) -> Any:
         length = int(body["messages"][0]["content"])
         prompt = [(7 * i + length) % (VOCABULARY - 1) for i in range(length)]
@@ -66,12 +70,12 @@ class Model:
         return {"id": "1", "choices": [message | choice], "usage": usage}
 
     def _generate(self, body: Mapping[str, Any]) -> Any:
-        ids, start, k = tuple(body["input_ids"]), body["logprob_start_len"], body["top_logprobs_num"]
+        ids, start, k = tuple(body["input_ids"][0]), body["logprob_start_len"][0], body["top_logprobs_num"]
         self.scored.append(ids)
-        cached = min(start, len(ids) - 1) if self.radix and ids in self.cache else 0
+        cached = max((len(known) for known in self.cache if ids[: len(known)] == known), default=0) if self.radix else 0
         self.cache.append(ids)
         rows = [self._logprobs(ids[i - 1], bool(cached)) for i in range(start + 1, len(ids))]
-        asked = body["token_ids_logprob"]
+        asked = body.get("token_ids_logprob", [None])[0]
         listed = [np.argsort(-np.array(row), kind="stable")[:k].tolist() for row in rows]
         meta = {
             "prompt_tokens": len(ids),
@@ -83,7 +87,8 @@ class Model:
             "input_top_logprobs": [None, *([(r[i], i, None) for i in top] for r, top in zip(rows, listed, strict=True))],
             "input_token_ids_logprobs": asked and [None, *([(row[i], i, None) for i in asked] for row in rows)],
         }
-        return {"meta_info": meta}
+        meta |= {"output_token_logprobs": [(0.0, 1, None)], "output_top_logprobs": [[(0.0, 1, None)]]}
+        return [{"output_ids": [1], "meta_info": meta}]
 
     def _logprobs(self, before: int, cached: bool) -> list[float]:
         logits = 4 * np.cos(np.arange(VOCABULARY) * (before + 1) * 0.37)
@@ -139,11 +144,11 @@ def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Pa
     reference, candidate = Model("reference"), Model("candidate")
     for model in (reference, candidate):
         score_role(model, items(), (), tmp_path)
-    once = ["flush", "/generate", "/generate"]
+    once = ["flush", "/generate", "flush", "/generate", "/generate"]
     assert candidate.calls == once * 3
     assert reference.calls == ["/v1/chat/completions"] * 3 + once * 5
-    assert candidate.scored == reference.scored[:6]
-    assert reference.scored[6:] == [*reference.scored[4:6], *reference.scored[:2]], "every second one again, for the floor"
+    assert candidate.scored == reference.scored[:9]
+    assert reference.scored[9:] == [*reference.scored[6:9], *reference.scored[:3]], "every second one again, for the floor"
     assert [s.cached for s in read_logits(logits_path(tmp_path, "candidate", 0)).header.sequences] == [
         {"cold": 0, "cached": start} for start in (40 - 1 - _PROMPT_TAIL, 16, 60 - 1 - _PROMPT_TAIL)
     ]
@@ -163,7 +168,7 @@ def test_existing_scores_are_kept(tmp_path: Path) -> None:
     for model in (idle, rest):
         score_role(model, items(), (), tmp_path)
     assert idle.calls == []
-    assert len(rest.scored) == 4
+    assert len(rest.scored) == 6
     assert _compare_logits(tmp_path).rows[0].floor_mean_kl == 0.0
 
 
@@ -171,7 +176,7 @@ def test_the_floor_is_scored_in_the_opposite_order(tmp_path: Path) -> None:
     many = [item.model_copy(update={"id": f"greedy-{i:03d}"}) for i, item in enumerate(items() * 3)]
     reference = Model("reference")
     score_role(reference, many, (), tmp_path)
-    assert reference.scored[18::2] == [reference.scored[2 * i] for i in (8, 6, 4, 2, 0)]
+    assert reference.scored[27::3] == [reference.scored[3 * i] for i in (8, 6, 4, 2, 0)]
     header = read_logits(logits_path(tmp_path, "reference", 1)).header
     assert [sequence.item for sequence in header.sequences] == [f"greedy-{i:03d}" for i in (0, 2, 4, 6, 8)]
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from assay.harness.engines.generation import generate
-from assay.harness.engines.sglang.score import score
+from assay.harness.engines.base import ProbeReply, ProbeRequest
+from assay.harness.engines.generation import generate, score
+from assay.harness.engines.sglang import probing
 from assay.harness.errors import EngineError
 
 IDS = (0, 2, 45, 46, 13, 916)
@@ -21,8 +22,13 @@ META: dict[str, Any] = {
     "cached_tokens": 3,
     "input_token_logprobs": [[None, 46, None], [-0.5, 13, None], [None, 916, None]],
     "input_top_logprobs": [None, [[-0.5, 13, None], [-2.0, 40, None]], [[None, 7, None], [None, 8, None]]],
-    "input_token_ids_logprobs": [None, [[-0.5, 13, None], [-9.0, 5, None], [-3.5, 1030, None]], [[None, 13, None]] * 3],
+    "input_token_ids_logprobs": [
+        None,
+        [[-0.5, 13, None], [-9.0, 5, None], [-3.5, 1030, None]],
+        [[None, id_, None] for id_ in (13, 5, 1030)],
+    ],
     "output_token_logprobs": [[-1.7e-06, 1, None]],
+    "output_top_logprobs": [[[-1.7e-06, 1, None]]],
 }
 CHAT: dict[str, Any] = {
     "id": "3f",
@@ -42,7 +48,7 @@ CHAT: dict[str, Any] = {
 class Canned:
     """Returns one prepared reply."""
 
-    who, kind = "the reference server (triton)", "sglang"
+    who, kind, adapter = "the reference server (triton)", "sglang", ""
 
     def __init__(self, reply: Any) -> None:
         self.reply = reply
@@ -52,12 +58,15 @@ class Canned:
         self.sent.append((path, body))
         return self.reply
 
+    def probe(self, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
+        return probing.probe(self, requests, streamed=False)  # type: ignore[arg-type]
+
     def flush_cache(self) -> None:
         raise AssertionError("scoring must leave the cache alone")
 
 
-def meta(**changes: Any) -> dict[str, Any]:
-    return {"text": "", "meta_info": {**META, **changes}}
+def meta(**changes: Any) -> list[dict[str, Any]]:
+    return [{"text": "", "output_ids": [1], "meta_info": {**META, **changes}}]
 
 
 def test_positions_ids_and_null() -> None:
@@ -74,10 +83,11 @@ def test_positions_ids_and_null() -> None:
     assert got.at[0].tolist() == [-0.5, -9.0, -3.5]
     assert np.isnan(got.at[1]).all()
     sent = {
-        "input_ids": list(IDS), "sampling_params": {"temperature": 0, "max_new_tokens": 1}, "return_logprob": True,
-        "logprob_start_len": 3, "top_logprobs_num": 2, "token_ids_logprob": [13, 5, 1030],
+        "input_ids": [list(IDS)], "sampling_params": [{"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}],
+        "return_logprob": True, "logprob_start_len": [3], "top_logprobs_num": 2, "token_ids_logprob": [[13, 5, 1030]],
     }  # fmt: skip
-    assert server.sent == [("/generate", sent)]
+    ((path, body),) = server.sent
+    assert (path, {name: value for name, value in body.items() if name != "rid"}) == ("/generate", sent)
     assert score(Canned(meta(input_token_ids_logprobs=None)), IDS, start=3, top_k=2).at.shape == (2, 0)
 
 
@@ -92,14 +102,14 @@ def test_an_id_at_the_end_of_the_vocabulary_is_returned_as_zero() -> None:
         ({"prompt_tokens": 7}, "of a prompt of 7"),
         ({"input_token_logprobs": [[None, 46, None], [-0.5, 14, None], [-0.1, 916, None]]}, "the last 3 of the 6 tokens"),
         ({"input_token_logprobs": [[None, 13, None], [-0.1, 916, None]]}, "log-probabilities of 2 tokens"),
-        ({"input_top_logprobs": [None, [[-0.5, 13, None]], [[-0.5, 7, None]]]}, "2 rows of 2 log-probabilities"),
-        ({"input_top_logprobs": [None, None, None]}, "2 rows of 2 log-probabilities"),
-        ({"input_token_ids_logprobs": None}, "2 rows of 3 log-probabilities"),
+        ({"input_top_logprobs": [None, [[-0.5, 13, None]], [[-0.5, 7, None]]], "input_token_ids_logprobs": [None, [], []]}, "rows"),
+        ({"input_top_logprobs": [None, None, None]}, "TypeError"),
+        ({"input_token_ids_logprobs": None}, "TypeError"),
         ({"input_top_logprobs": 5}, "TypeError"),
     ],
 )
 def test_a_wrong_reply_is_an_engine_error(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(EngineError, match=r"the reference server \(triton\) answered /generate") as caught:
+    with pytest.raises(EngineError, match=r"the reference server \(triton\) answered ") as caught:
         score(Canned(meta(**changes)), IDS, start=3, top_k=2, at=(13, 5, 1030))
     assert said in str(caught.value)
 

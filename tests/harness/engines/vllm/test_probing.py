@@ -34,7 +34,14 @@ class Server:
         if scored := sampling["extra_args"].get(SCORED):
             rest = np.array(ids[scored[0] + 1 :])
             tops = np.tile([[3, 4]], (len(rest), 1))
-            kept = {"ids": rest, "token": -rest / 10, "top_ids": tops, "top": -tops / 4, "first": np.array(scored[0])}
+            kept = {
+                "ids": rest,
+                "token": -rest / 10,
+                "top_ids": tops,
+                "top": -tops / 4,
+                "at": -np.tile([scored[2:]], (len(rest), 1)) / 2,
+                "first": np.array(scored[0]),
+            }
             np.savez(self.launch.evidence / SCORES / f"{name}.npz", **kept)
         written = sampling["extra_args"].get(FORCED_TOKENS) or [4] * sampling["max_tokens"]
         top = [{"token_id": 4, "logprob": -0.5}, {"token_id": 9, "logprob": -9999.0}]
@@ -44,14 +51,15 @@ class Server:
         return {"request_id": name, "choices": [choice], "usage": usage}
 
 
-REQUESTS = [ProbeRequest("a", "x-a", (5, 6, 7, 8), 1, 2, (2, 4)), ProbeRequest("prefix", "x-p", (9, 9, 9), 2, 1)]
+REQUESTS = [ProbeRequest("a", "x-a", (5, 6, 7, 8), 1, 2, (2, 4), at=(20, 4)), ProbeRequest("prefix", "x-p", (9, 9, 9), 2, 1)]
 
 
 def test_replies_have_the_scores_of_the_prompt_and_of_what_was_written(tmp_path: Path) -> None:
     server: Any = Server(tmp_path)
     scored, prefix = probe(server, REQUESTS)
     assert (scored.prefill.first, scored.prefill.tokens, scored.prefill.own) == (2, (7, 8), (-0.7, -0.8))
-    assert scored.prefill.ids == ((3, 4), (3, 4))
+    assert scored.prefill.ids == ((3, 4, 20), (3, 4, 20))
+    assert scored.prefill.logprobs[0] == (-0.75, -1.0, -10.0)
     assert (scored.decode.first, scored.decode.tokens, scored.decode.own) == (4, (2, 4), (-7.0, -0.5))
     assert np.isnan(scored.decode.logprobs[0][-1]), "what is not finite is not lost"
     assert scored.decode.ids[0] == (4, 2, 9), "the forced token too, though it is not among the most probable ones"
