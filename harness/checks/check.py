@@ -237,7 +237,7 @@ def _task(
         options = narrowed(declared, options)
         quick = "{dtypes[0]}, head_dim {head_dims[0]}".format(**options)
         calls = calls or 0
-    # An engine's own backend accepts any request of a layer; `assay backends --honours` shows what it does with it.
+    # A backend of SGLang accepts any request of a layer; `assay backends --honours` shows what it does with it.
     drawn = replace(declared, features=()) if path.startswith("sglang:") else declared
     chosen = matrix_of(drawn, **options) if cases is None else cases
     if case is not None:
