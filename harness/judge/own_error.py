@@ -15,6 +15,7 @@ from assay.harness.evidence.kernel_result import CAUSE, KernelResult, foreign_ca
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
 from assay.harness.fingerprint.facts import own_environment
@@ -77,7 +78,7 @@ def claim(run: RunEvidence) -> Judged:
 
 def _environments(run: RunEvidence, evidence: LayerEvidence) -> Iterator[Statement]:
     """Yield that the shadow ran in the reference's environment, where the candidate has another one."""
-    if own_environment(run.spec.treatment) and "reference" in run.measured:
+    if own_environment(run.spec.treatment) and (run.folder.server_folder("reference") / SHADOW_FOLDER).exists():
         yield state("shadow-in-reference", calls=evidence.examined.calls if evidence.examined else 0)
 
 
