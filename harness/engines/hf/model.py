@@ -71,14 +71,15 @@ class Model:
         reused = self.reusable(ids[: min(reuse, len(ids) - 1)])
         if not reused:
             self.forget()
-        # Made without a configuration, it keeps all tokens of layers with a window too, so that it can be cut anywhere.
-        past = self._past or DynamicCache()
-        if (more := past.get_seq_length() - reused) > 0:
+        # Made without a configuration, it keeps all tokens of layers with a window too, so that it can be cut anywhere. A recurrent
+        # state cannot, so nothing is kept of it.
+        past = None if self.network._is_stateful else self._past or DynamicCache()
+        if past is not None and (more := past.get_seq_length() - reused) > 0:
             past.crop(-more)
         with torch.inference_mode():
             given = torch.tensor([list(ids[reused:])], device=self.network.device)
-            out = self.network(given, past_key_values=past, use_cache=True)
-        self.kept, self._past = tuple(ids), past
+            out = self.network(given, past_key_values=past, use_cache=past is not None)
+        self.kept, self._past = () if past is None else tuple(ids), past
         return torch.log_softmax(out.logits[0].double(), -1), reused
 
     def generate(self, ids: Sequence[int], most: int, ends: Collection[int] = ()) -> Iterator[tuple[int, Tensor]]:

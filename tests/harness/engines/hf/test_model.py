@@ -21,7 +21,7 @@ def tiny() -> Model:
     return Model(TINY_MODEL)
 
 
-def test_a_kept_prefix_changes_no_score(tiny: Model) -> None:
+def test_a_kept_prefix_changes_no_score(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.forget()
     cold, none = tiny.log_probabilities(IDS)
     rest, reused = tiny.log_probabilities(IDS, 41)
@@ -30,6 +30,11 @@ def test_a_kept_prefix_changes_no_score(tiny: Model) -> None:
     other = [*IDS[:20], 5, 6, 7]
     assert tiny.log_probabilities(other, 41)[1] == 20, "as far as both begin alike"
     assert tiny.log_probabilities(other, 41)[1] == 22, "the last token is always computed"
+    tiny.forget()
+    monkeypatch.setattr(tiny.network, "_is_stateful", True)  # as of a model with a recurrent state
+    whole, reused = tiny.log_probabilities(IDS, 41)
+    assert (reused, tiny.reusable(IDS)) == (0, 0)
+    assert (whole - cold).abs().max() < 1e-5
     assert torch.allclose(cold.exp().sum(-1), torch.ones(60, dtype=torch.float64))
 
 

@@ -111,12 +111,12 @@ def test_the_fingerprint_has_the_weights_that_the_checkpoint_has(running: Launch
 
 def test_an_idle_worker_sleeps(running: LaunchedServer) -> None:
     """A bench plays on two servers in turn: one that polls after its last request takes a core from the other."""
-    worker = next(each for each in family(running) if "worker" in each.name().lower() or "Worker" in " ".join(each.cmdline()))
     answers(running, [ChatRequest(HEADER, 6)], 1)
     time.sleep(0.1)
-    before = sum(worker.cpu_times()[:2])
+    processes = family(running)
+    before = sum(sum(each.cpu_times()[:2]) for each in processes)
     time.sleep(0.8)
-    assert sum(worker.cpu_times()[:2]) - before < 0.05
+    assert sum(sum(each.cpu_times()[:2]) for each in processes) - before < 0.1
 
 
 def test_the_end_of_its_engine_is_a_failure_and_nothing_is_left(running: LaunchedServer) -> None:
