@@ -17,6 +17,7 @@ from assay.harness.evidence.logit_files import Logits, logits_path, read_logits,
 from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.judge.logits_suite import WITNESS
 from assay.harness.progress import ProgressDisplay
+from assay.harness.run import logit_scoring
 from assay.harness.run.plan import prepare
 from assay.harness.run.witness import ask_witness
 
@@ -35,7 +36,10 @@ def scored(folder: RunFolder, runs: ModuleType, noise: float) -> None:
 
 
 @pytest.mark.server
-def test_transformers_scores_the_tokens_of_servers_that_differ(tmp_path: Path, runs: ModuleType) -> None:
+def test_transformers_scores_the_tokens_of_servers_that_differ(
+    tmp_path: Path, runs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logit_scoring, "_TOP_K", runs.K)  # as many as the made-up scores have
     folder: RunFolder = runs.run_of(tmp_path / "run", spec := runs.spec_of(suites=("logits",)))
     ask = partial(ask_witness, prepare(spec), folder, ProgressDisplay(Console(quiet=True)))
     place = folder.path / WITNESS
