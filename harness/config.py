@@ -118,6 +118,10 @@ class RunSpec(Settings):
     def _sorted(cls, given: dict[str, Any]) -> Self:
         """Sort settings, and the origin of each line of the policy, into the parts of a run."""
         device = given.get("device", "cpu")
+        for role in ROLES:  # an engine's name alone means its usual backend
+            if given.get(role) in ENGINES:
+                given = {**given, f"{role}_engine": given[role]}
+                del given[role]
         engines = {role: given.get(f"{role}_engine", given.get("engine", _ENGINE)) for role in ROLES}
         engines = {role: engine if engine in ENGINES else _ENGINE for role, engine in engines.items()}  # refused below
         known = device in get_args(Device)
@@ -133,9 +137,10 @@ class RunSpec(Settings):
             if isinstance(given.get(role), Side):
                 given[role] = {**given[role].model_dump(), **own}
             elif role in given:
-                if "flags" in own and "flags" in shared:
-                    own["flags"] = (*shared["flags"], *own["flags"])
-                given[role] = {"backend": given[role], **shared, **own}
+                both = shared if profile_of(engines[role]).instrumented else {**shared, "flags": ()}
+                if "flags" in own and "flags" in both:
+                    own["flags"] = (*both["flags"], *own["flags"])
+                given[role] = {"backend": given[role], **both, **own}
         for name, part in (("workload", Workload), ("policy", Policy)):
             given[name] = {field: given.pop(field) for field in part.model_fields if field in given}
         return cls(**given)
@@ -216,10 +221,11 @@ FIELDS: dict[str, FieldInfo] = {
     "device": RunSpec.model_fields["device"],
     "reference": _described(
         "backend",
-        "attention backend of the reference, the URL of an OpenAI-compatible server, or an accepted baseline's folder",
+        "attention backend of the reference, hf for transformers in float32, a URL of an OpenAI-compatible server, or an accepted "
+        "baseline's folder",
     ),
     "candidate": _described("backend", "attention backend of the candidate, a kernel as module:function, or a URL"),
-    "engine": _described("engine", "engine of both servers: sglang or vllm"),
+    "engine": _described("engine", "engine of both servers: sglang, vllm or hf (transformers)"),
     "model": Side.model_fields["model"],
     "engine_arg": _described("flags", "extra flag for both servers, for example --page-size=16; may be repeated"),
     **{

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 BUILTIN_MODEL = "tiny"
 Device = Literal["cpu", "cuda"]
-Engine = Literal["sglang", "vllm"]
+Engine = Literal["sglang", "vllm", "hf"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 """The registry of the engines that assay starts. Each is a package of `assay.harness.engines`, with a module ``profile``."""
 Role = Literal["reference", "candidate"]
@@ -53,6 +53,8 @@ class EngineProfile:
         kernels: regular expressions of the kernels that compute attention, by attention backend, if they are known.
         settings: by flag, a template of its value that describes the setting to a person.
         noise: by flag and value, the noise family that the flag declares, as a kernel declares its own.
+        instrumented: whether assay counts, shadows and traces its attention calls. An engine without that is a witness: it computes
+            whole models, in a dtype of its own.
     """
 
     title: str
@@ -67,6 +69,7 @@ class EngineProfile:
     kernels: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, str]
     noise: Mapping[tuple[str, str], str]
+    instrumented: bool = True
 
 
 def profile_of(engine: Engine) -> EngineProfile:

@@ -124,7 +124,9 @@ def _screen(report: Report) -> list[Row]:
     cause = _cause(report)
     if place and report.findings and not report.causes:  # says where answers were lost, which is not why
         cause = []
-    return [*cause, *place, *map(_suite_row, shown), *more, *steps]
+    told = [each for suite in report.suites for each in suite.why if each.id in ("witness", "no-witness")]
+    opinion = [Row("Witness", one_line(say(each), 240)) for each in told]
+    return [*cause, *place, *opinion, *map(_suite_row, shown), *more, *steps]
 
 
 def _place(report: Report) -> str:

@@ -41,9 +41,9 @@ from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. Its declaration should state what it
 # does not support, instead of leaving that to refusals.
 _LEAST_COVERED = 0.9
-LEAST_LEFT = 0.1
+_LEAST_LEFT = 0.1
 """A declaration must leave this share of the requested calls for a pass."""
-NO_EXPERIMENTS: Mapping[str, Experiments] = {}
+_NO_EXPERIMENTS: Mapping[str, Experiments] = {}
 # From this share of calls in one layer on, layers are not distinguished, unless only some layers fail.
 _ONE_LAYER = 0.8
 
@@ -120,7 +120,7 @@ class MatrixRun:
         case_of = {id(call): case for case, call in self.asked}
         came += [(case_of[id(call)], call, why) for call, why in self.run.refused]
         came.sort(key=lambda row: (row[1].k.numel(), row[1].q.numel()))
-        return [(shape_in(case, call), call, what) for case, call, what in came]
+        return [(_shape_in(case, call), call, what) for case, call, what in came]
 
     @cached_property
     def faults(self) -> dict[str, Fault]:
@@ -136,7 +136,7 @@ class MatrixRun:
             return None
         return next((call, fault) for _, call, came in self.came if shows(fault, came))
 
-    def findings(self, experiments: Mapping[str, Experiments] = NO_EXPERIMENTS) -> list[Finding]:
+    def findings(self, experiments: Mapping[str, Experiments] = _NO_EXPERIMENTS) -> list[Finding]:
         """List the findings: bugs first, then breaches of the contract.
 
         Args:
@@ -198,7 +198,7 @@ class MatrixRun:
             skips_bfloat16: whether bfloat16 may be left out where Triton's interpreter cannot compute it.
         """
         left = len(self.asked)
-        hardly = left < LEAST_LEFT * (excluded + left)
+        hardly = left < _LEAST_LEFT * (excluded + left)
         skipped = {case.name for case, why in self.refused if skips_bfloat16 and why == BFLOAT16_BROKEN}
         claimed = [case for case, _ in self.made if not (case.beyond or case.name in skipped)]
         return (
@@ -281,7 +281,7 @@ def only_of_chance(findings: Sequence[Finding], shown: bool) -> list[Finding]:
     return [finding.model_copy(update=title) if shown and finding.id == STATE_KEPT else finding for finding in findings]
 
 
-def shape_in(case: Case, call: AttentionCall) -> Shape:
+def _shape_in(case: Case, call: AttentionCall) -> Shape:
     """Return the shape of a case, or the part that its call shows if the call was not drawn."""
     return case.shape or shape_of(call)
 

@@ -113,7 +113,7 @@ def replay_recorded(
 
     Args:
         pack: folder of a replay pack that was recorded with the candidate as a shadow, or in its own server.
-        candidate: a kernel, or one of SGLang's own backends.
+        candidate: a kernel, or an engine's own backend.
         reproduce: a command that reproduces the findings.
         served: whether the candidate was the backend of the pack's server, so that the pack holds its outputs as the reference's.
         not_run: the reason not to run a kernel here, or an empty string to run it.
@@ -128,7 +128,7 @@ def replay_recorded(
     examined, run = _recorded_run(pack, candidate, served)
     kernel = candidate.kernel() if candidate.is_kernel and not not_run else None
     guard = Guard(kernel, journal=journal, memory=False) if kernel else None
-    why = not_run or "a backend of SGLang's runs only in a server"
+    why = not_run or "an engine's own backend runs only in a server"
     not_tested = f"nondeterminism, state and overwritten inputs were not tested: {why}"
     if guard:
         smallest: dict[bool, AttentionCall] = {}

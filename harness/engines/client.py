@@ -281,7 +281,7 @@ class Client:
         started, body = time.monotonic(), {"model": self.model, **chat_body(ask)}
         text = await self._send("POST", CHAT, body, self.timeout_s, api, _RETRIES)
         try:
-            return _read_answer(text, ask, self.role, time.monotonic() - started, self.unreported_cache)
+            return read_answer(text, ask, self.role, time.monotonic() - started, self.unreported_cache)
         except MALFORMED as error:
             raise self.error(
                 f"sent something other than a chat completion: {problem(error)}. It sent: {_excerpt(text)}.",
@@ -323,7 +323,7 @@ def chat_body(ask: ChatRequest) -> dict[str, Any]:
     return {**body, "logprobs": True, "top_logprobs": ask.top_logprobs} if ask.top_logprobs else body
 
 
-def _read_answer(
+def read_answer(
     body: str, ask: ChatRequest, role: Role, latency_s: float, unreported_cache: int | None = None
 ) -> Answer:
     """Parse the body of a chat completion, once, into the answer that a run stores.

@@ -19,7 +19,7 @@ from assay.harness.backend import URL_FORM, Backend, is_server_url
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline
 from assay.harness.evidence.envelope import EngineLimits
-from assay.harness.sides import Device, Engine, hide
+from assay.harness.sides import Device, Engine, hide, profile_of
 from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -168,8 +168,18 @@ def fingerprint_module(engine: Engine) -> str:
 
 
 def module(engine: Engine, name: str) -> Any:
-    """Import a module of an engine's package."""
-    return import_module(f"assay.harness.engines.{engine}.{name}")
+    """Import a module of an engine's package. Raises UsageError if it has none: assay cannot look into that engine."""
+    path = f"assay.harness.engines.{engine}.{name}"
+    try:
+        return import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise UsageError(
+            f"{profile_of(engine).title} as an engine has no {name.replace('_', ' ')}.",
+            "an engine that assay instruments",
+            "name another --engine: hf serves as the reference of assay run",
+        ) from None
 
 
 def checked_name(engine: Engine, flag: str, name: str) -> Backend:

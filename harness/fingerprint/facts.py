@@ -96,13 +96,13 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_environment(treatment: Mapping[str, tuple[str, str]]) -> bool:
-    """Return True if two sides differ in their Python, in its packages, or in a variable that can change numbers.
+    """Return True if two sides differ in their engine, its Python or packages, or in a variable that can change numbers.
 
     Args:
         treatment: the differences between the sides (`assay.harness.sides.treatment`).
     """
     named = {name.removeprefix("environment."): "1" for name in treatment if name.startswith("environment.")}
-    return bool(variables(named)) or not {"interpreter", "packages"}.isdisjoint(treatment)
+    return bool(variables(named)) or not {"engine", "interpreter", "packages"}.isdisjoint(treatment)
 
 
 def device_facts(device: str) -> dict[str, str]:

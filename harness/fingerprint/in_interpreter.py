@@ -208,7 +208,7 @@ def _resolved(model: str, trusted: bool) -> dict[str, Any]:
 
 
 def _ropes(model: str, trusted: bool) -> list[dict[str, Any]]:
-    """Return the frequencies of each rotary embedding in the model's own class, without allocating its weights."""
+    """Return the RoPE of a model's own class, without allocating its weights."""
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -219,18 +219,23 @@ def _ropes(model: str, trusted: bool) -> list[dict[str, Any]]:
     except ValueError:
         with torch.device("meta"):
             made = AutoModel.from_config(config, trust_remote_code=trusted)
+    return rope_tables(made)
+
+
+def rope_tables(made: Any) -> list[dict[str, Any]]:
+    """Return the frequencies of each rotary embedding of a transformers model, made again if it has no data."""
     tables = []
     seen = set()
     for path, module in made.named_modules():
         own = getattr(module, "config", None)
         if "Rotary" not in type(module).__name__ or own is None or re.search("visual|vision", path):
             continue
-        on_cpu = type(module)(config=own)
-        for name, frequencies in on_cpu.named_buffers():
+        with_data = type(module)(config=own) if any(buffer.is_meta for buffer in module.buffers()) else module
+        for name, frequencies in with_data.named_buffers():
             if not name.endswith("inv_freq") or "original" in name:
                 continue
             kind = name.removesuffix("inv_freq").rstrip("_")
-            scale = getattr(on_cpu, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0)
+            scale = getattr(with_data, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0)
             key = (type(module).__name__, kind, tuple(frequencies.tolist()))
             if key not in seen:
                 seen.add(key)

@@ -86,7 +86,7 @@ class TraceLine(NamedTuple):
         return self.kind, self.name
 
 
-SegmentKind = Literal["setup", "extend", "mixed", "decode", "idle"]
+_SegmentKind = Literal["setup", "extend", "mixed", "decode", "idle"]
 """Phase that a segment computes, as in the glossary: one phase, both in one pass, or nothing."""
 
 
@@ -98,7 +98,7 @@ class Segment:
     setup: bool = False
 
     @cached_property
-    def kind(self) -> SegmentKind:
+    def kind(self) -> _SegmentKind:
         """The phase that it computes, according to the model functions that it calls."""
         prefills, decodes = "m" in self.letters, bool({"c", "v"} & set(self.letters))
         if self.setup:
@@ -351,7 +351,7 @@ def _facts(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[Fact]:
 def _calls(trace: StepTrace) -> FactTable:
     segments = [trace.setup, *(segment for track in trace.tracks for segment in track.segments)]
     counts = Counter((segment.kind, line.name) for segment in segments for line in segment.lines if line.kind != "mark")
-    kinds = [kind for kind in get_args(SegmentKind) if any(key[0] == kind for key in counts)]
+    kinds = [kind for kind in get_args(_SegmentKind) if any(key[0] == kind for key in counts)]
     totals = Counter[str]()
     for (_, name), count in counts.items():
         totals[name] += count

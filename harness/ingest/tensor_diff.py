@@ -79,7 +79,7 @@ class _Compared:
     passes: tuple[int, int]
     names: tuple[str, str]
 
-    def at(self, cell: TensorCell | None) -> CellAt | None:
+    def at(self, cell: _TensorCell | None) -> CellAt | None:
         """Return a cell's place in the dump."""
         if cell is None:
             return None
@@ -89,7 +89,7 @@ class _Compared:
             error=_error(cell.error), bound=self.bound,
         )  # fmt: skip
 
-    def named(self, cell: TensorCell) -> dict[str, Any]:
+    def named(self, cell: _TensorCell) -> dict[str, Any]:
         """Return a cell's batch, token and head, or its index in the leading dimensions if these are ambiguous."""
         if not self.layout.either:
             return {"batch": cell.batch, "token": cell.token, "head": cell.head}
@@ -332,7 +332,7 @@ def _step_of_one(dtype: torch.dtype) -> float:
     return float((torch.ones(1).to(dtype).view(torch.uint8) + 1).view(dtype).float()) - 1
 
 
-class TensorCell(NamedTuple):
+class _TensorCell(NamedTuple):
     """One cell.
 
     Attributes:
@@ -365,8 +365,8 @@ class Cells:
 
     differing: int
     total: int
-    first: TensorCell | None
-    worst: TensorCell | None
+    first: _TensorCell | None
+    worst: _TensorCell | None
     by_head: NDArray[np.float64]
     nan: int = 0
 
@@ -436,7 +436,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute each row's error between two [rows, dim] tensors, as defined in `TensorCell`. Infinities and NaNs can be equal."""
+    """Compute each row's error between two [rows, dim] tensors, as defined in `_TensorCell`. Infinities and NaNs can be equal."""
     apart, x = _apart(a, b, dtype), a.to(dtype)
     size = torch.where(x.isfinite(), x.abs(), 0.0)
     difference = apart.sum(-1)
@@ -558,9 +558,9 @@ def _summary(layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]
     finite = np.nan_to_num(by_place, nan=0.0, posinf=np.finfo(np.float64).max)
     ranked = np.where(np.isnan(by_place), np.inf, finite)
 
-    def cell(flat: np.intp) -> TensorCell:
+    def cell(flat: np.intp) -> _TensorCell:
         at = dict(zip(axes, map(int, np.unravel_index(flat, by_place.shape)), strict=True))
-        return TensorCell(at.get("b"), at.get("t"), at.get("h"), float(by_place.reshape(-1)[flat]))
+        return _TensorCell(at.get("b"), at.get("t"), at.get("h"), float(by_place.reshape(-1)[flat]))
 
     heads_last = by_place if "h" in axes else by_place[..., None]
     return Cells(

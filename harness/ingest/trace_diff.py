@@ -95,8 +95,6 @@ def _of_tracks(a: Track, b: Track) -> Iterator[TraceDifference]:
 
 def _of_segments(name: str, a: Segment, b: Segment) -> Iterator[TraceDifference]:
     where = f"{name}, {a.kind}"
-    if a.kind != b.kind and a.steps == b.steps:
-        yield _differ(where, _does("is-in", a.kind), _does("is-in", b.kind), (a.first, b.first))
     for a1, a2, b1, b2 in _aligned(a.steps, b.steps):
         for i, j in zip_longest(range(a1, a2), range(b1, b2)):
             (ours, at), (theirs, there) = _step(a, a2, i), _step(b, b2, j)

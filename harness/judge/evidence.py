@@ -30,7 +30,7 @@ from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beg
 from assay.harness.judge.probe_scores import kernel_cost
 from assay.harness.judge.report import SuiteResult
 from assay.harness.schema import Part
-from assay.harness.sides import ROLES, Engine, Role
+from assay.harness.sides import ROLES, Engine, Role, profile_of
 from assay.harness.verdict import Check, Finding
 
 # Suites that compare both servers' answers.
@@ -77,7 +77,7 @@ class RunEvidence:
         matrix: the candidate's kernel on the op-level matrix, or None if it was not run.
         seeded: the answers of the servers under a seeded fault, by role; may be empty.
         baselines: the accepted baselines that match, or None if the run was not compared with any.
-        measured: roles that were measured in this run: all but a reference whose answers are stored.
+        measured: roles whose calls this run counted: all but a reference whose answers are stored, and a witness.
         claimed: phases that the candidate claims, as its server reported: its kernel need not be importable here.
         urls: roles whose server assay did not start.
         compared: the requested suites that compare both servers' answers.
@@ -188,7 +188,7 @@ class RunEvidence:
             matrix=folder.read(MATRIX),
             seeded={role: record for role, record in seeded.items() if record is not None},
             baselines=status_of(folder),
-            measured=measured_roles(folder),
+            measured=tuple(role for role in measured_roles(folder) if profile_of(spec.sides[role].engine).instrumented),
             noise=[*manifest.noise.values(), *_measured(rounding)],
             rounding=rounding,
             claimed=candidate.claimed_phases if candidate else errors.headers[0].phases if errors else (),

@@ -160,23 +160,6 @@ def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = N
     return LogitsComparison(tuple(rows), tuple(prompts), tuple(missing))
 
 
-def farthest(reference: Logits, candidate: Logits) -> tuple[int, CacheState]:
-    """Return the index of the sequence on which a candidate is farthest from the reference, and the condition.
-
-    The condition is *cached* unless *cold* is more than twice as far: a trace of a cached sequence has fewer rows.
-    """
-    _check_same(reference, candidate)
-    far: dict[CacheState, tuple[float, int]] = {}
-    for condition in CACHE_STATES:
-        if held := _held(condition, reference, candidate):
-            both = _Compared.of(condition, reference, candidate, held)
-            kl = np.where(np.isfinite(both.kl), both.kl, math.inf)
-            sums = np.bincount(both.clusters, kl, len(held)) / np.bincount(both.clusters, minlength=len(held))
-            far[condition] = float(sums.max()), held[int(sums.argmax())]
-    cold, cached = (far.get(condition, (-1.0, 0)) for condition in ("cold", "cached"))
-    return (cold[1], "cold") if cold[0] > 2 * max(cached[0], 0.0) or "cached" not in far else (cached[1], "cached")
-
-
 @dataclass(frozen=True)
 class _Compared:
     """Two scorings of the same tokens under one condition.

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from assay.harness.evidence.fingerprint import FINGERPRINT
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
+from assay.harness.fingerprint.parts import faults
 from assay.harness.judge import side_probes
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.judgement import Metric, measure
@@ -24,7 +26,7 @@ from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, Promp
 from assay.harness.judge.noise_limits import EXACT_KL, change_limit, kl_limit
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
-from assay.harness.sides import ROLES
+from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
@@ -46,6 +48,11 @@ _FAR_SHARE = 0.01
 # that of a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11
 # and 28 % of runs of 256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
 _WIDEST_SPREAD = 0.95
+WITNESS = "witness"
+"""Folder of a run with the fingerprint and the scores of transformers, if it was asked."""
+# A witness agrees with the side that is this many times nearer to it: a float32 engine is within 3e-5 nats of it (measured), and
+# a fault that the suite finds moves a token by 0.02 nats.
+_APART = 10
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
 _WORSE: tuple[Verdict, ...] = ("error", "regression", "inconclusive", "pass")
 
@@ -98,10 +105,33 @@ def _prompts(run: RunEvidence) -> Judged:
     workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
     if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
         comparison = _compare_logits(folder.path, folder.nonce)
-        return Judged(suite=judge_logits(comparison, policy, run.noise, run.honest_kl, synthetic=workload.synthetic))
+        suite = judge_logits(comparison, policy, run.noise, run.honest_kl, synthetic=workload.synthetic)
+        return Judged(suite=suite.model_copy(update={"why": (*suite.why, *_witnessed(run))}))
     if "logits" not in workload.suites:
         return Judged()
     return Judged(checks=[Requirement("logits-compared").check("missing", state("nothing-scored", url=bool(run.urls)))])
+
+
+def _witnessed(run: RunEvidence) -> Iterator[Statement]:
+    """State which side a third implementation of the model agrees with, if one scored the same tokens, or why it is no witness."""
+    place, nonce = run.folder.path / WITNESS, run.folder.nonce
+    told, path = FINGERPRINT.read(place, nonce), logits_path(place, "candidate", 0)
+    if told is None or not path.exists():
+        return
+    if wrong := [fault.says for fault in faults(told) if fault.counts and fault.part != "folder"]:
+        yield state("no-witness", witness=told.engine, wrong=wrong)
+        return
+    seen, off = read_logits(path, nonce), dict[Role, float]()
+    for role in ROLES:
+        own = read_logits(logits_path(run.folder.path, role, 0), nonce).by_condition
+        far = [np.abs(positions.token - seen.by_condition[condition].token) for condition, positions in own.items()]
+        off[role] = float(np.nan_to_num(np.concatenate(far), nan=math.inf).max())
+    near = next(
+        (role for role in ROLES if all(_APART * off[role] <= off[other] for other in ROLES if other != role)), ""
+    )
+    yield state(
+        "witness", witness=told.engine, near=near, off=list(off.items()), tokens=len(seen.by_condition["cold"].token)
+    )
 
 
 def judge_logits(

@@ -15,6 +15,7 @@ from assay.harness.evidence.kernel_result import CAUSE, KernelResult, foreign_ca
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
 from assay.harness.fingerprint.facts import own_environment
@@ -77,7 +78,7 @@ def claim(run: RunEvidence) -> Judged:
 
 def _environments(run: RunEvidence, evidence: LayerEvidence) -> Iterator[Statement]:
     """Yield that the shadow ran in the reference's environment, where the candidate has another one."""
-    if own_environment(run.spec.treatment) and "reference" in run.measured:
+    if own_environment(run.spec.treatment) and (run.folder.server_folder("reference") / SHADOW_FOLDER).exists():
         yield state("shadow-in-reference", calls=evidence.examined.calls if evidence.examined else 0)
 
 
@@ -96,11 +97,12 @@ def _known_differences(errors: ShadowErrors) -> Iterator[Statement]:
 def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[float, float]]:
     """Compute by layer the error of its output in a free-running candidate, and the part from earlier layers, if traced."""
     records = {role: folder.read(LAYER_DIFF, role) for role in ROLES}
-    if not any(records.values()):
+    traced = {role: record.traced for role, record in records.items() if record and record.traced}
+    if not traced:
         return {}
     # Prefer the candidate's own server, which wrote the keys and values too.
-    where = {role: role if records[role] else next(r for r in ROLES if records[r]) for role in ROLES}
-    labels = next(record.traced for record in records.values() if record)
+    where = {role: role if role in traced else next(iter(traced)) for role in ROLES}
+    labels = next(iter(traced.values()))
     reference, candidate = (
         [read_trace(folder.server_folder(where[role]), f"{role}-{label}", folder.nonce) for label in labels]
         for role in ROLES

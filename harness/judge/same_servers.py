@@ -16,7 +16,7 @@ from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings, Ser
 from assay.harness.evidence.records import Answer
 from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.sides import HIDDEN, ROLES, Role, Side, treatment
+from assay.harness.sides import HIDDEN, ROLES, Role, Side, profile_of, treatment
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, CheckStatus, Requirement
 
@@ -27,7 +27,7 @@ def claim(run: RunEvidence) -> Judged:
         return Judged()
     same = check_same_servers(
         run.spec.sides, run.servers, run.argument_differences, run.fingerprints, derived=run.derived_arguments,
-        stored="reference" not in run.measured, common=run.folder.read(COMMON_SETTINGS),
+        stored=bool(run.spec.reference_baseline), common=run.folder.read(COMMON_SETTINGS),
     )  # fmt: skip
     return Judged(checks=[same, _check_reconciled(run), *_check_parsed(run)])
 
@@ -88,10 +88,12 @@ def _compare_servers(
         return "failed", state("arguments-differ", arguments=unequal, asked=asked)
     if unseen := [name for name in asked if name.startswith("--") and _same_argument(name, servers)]:
         return "failed", state("flags-ignored", flags=unseen)
-    diff = _compare_served(fingerprints)
+    diff = _compare_served(fingerprints, not all(profile_of(side.engine).instrumented for side in sides.values()))
     if diff is not None and diff.undeclared:
-        # Another model or environment may bring what nobody named. That is no pass, and does not excuse what is worse.
+        # Another model or environment may bring what nobody named. That is no pass, and does not excuse what is worse, unless it
+        # is the reference that contradicts its own model.
         brought = not {"model", "interpreter", "packages"}.isdisjoint(asked)
+        brought &= not any(each.name.endswith(".wrong") and each.says.startswith("A: ") for each in diff.undeclared)
         said = [difference.says for difference in diff.undeclared]
         return "missing" if brought else "failed", state("served-otherwise", said=said)
     if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):
@@ -107,13 +109,20 @@ def _compare_servers(
     )  # fmt: skip
 
 
-def _compare_served(fingerprints: Mapping[Role, Fingerprint]) -> FingerprintDiff | None:
+def _compare_served(fingerprints: Mapping[Role, Fingerprint], witnessed: bool) -> FingerprintDiff | None:
     """Compare the servers' fingerprints, except their arguments, or return None if one was not observed."""
     if len(fingerprints) < len(ROLES):
         return None
     sides = fingerprints["reference"], fingerprints["candidate"]
     # A run that names two models compares them, however much they have in common.
     allowed = ["arguments", *(["weights"] if sides[0].model != sides[1].model else [])]
+    if witnessed:
+        allowed += [
+            "weights.dtype",
+            "quantisation",
+            "experts",
+            "adapters",
+        ]  # it has the checkpoint alone, in its own dtype
     return compare_fingerprints(*sides, allowed)
 
 

@@ -39,6 +39,7 @@ from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, 
 from assay.harness.run.rounding import measure_rounding
 from assay.harness.run.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.run.servers import make_run_engine, manifest_of, record_fingerprint, resolve_sides, running, together
+from assay.harness.run.witness import ask_witness
 from assay.harness.sides import ROLES, Role
 
 # File that marks a server's kernels as listed; it holds the nonce of the run.
@@ -76,6 +77,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
             folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
         _resolve(plan, folder)
         measure_rounding(plan, folder, display)
+        ask_witness(plan, folder, display)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
 
@@ -245,7 +247,7 @@ def _kernels(asked: _Asking, role: Role) -> _Work | None:
     place = asked.folder.server_folder(role)
     listed = place / FOLDER / _COMPLETE
     known = listed.exists() and listed.read_text() == asked.folder.nonce
-    if known or not asked.plan.compares_answers or asked.plan.backend(role).is_url:
+    if known or not asked.plan.compares_answers or not asked.plan.instrumented(role):
         return None
 
     def list_kernels(engine: Engine) -> None:

@@ -56,7 +56,8 @@ def chunk_argument(plan: Plan, engine: EngineName) -> tuple[str, ...]:
     Otherwise a server's chunk may be longer than any prompt that the load can afford, and chunked prefill would never occur.
     """
     length = longest(plan.spec.policy.envelope_tokens, model_shape(plan.model).context, DEPTH[plan.spec.device])
-    return (f"{launching(engine).CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
+    flag = launching(engine).CHUNK_FLAG
+    return (f"{flag}={length}",) if flag and plan.has_layer_diff and length > 0 else ()
 
 
 def drive_envelope(
@@ -128,7 +129,7 @@ def served_limits(plan: Plan, folder: RunFolder) -> list[EngineLimits]:
     """
     reported = {server.role: server.arguments for server in folder.progress().servers}
     context, limits = model_shape(plan.model).context, []
-    for role in sorted(ROLES, key=lambda role: role != shadowed_role(plan, folder)):
+    for role in sorted(filter(plan.instrumented, ROLES), key=lambda role: role != shadowed_role(plan, folder)):
         record = folder.read(RESOLVED, role)
         if known := record.arguments if record is not None else reported.get(role):
             limits.append(registry.arguments(plan.spec.sides[role].engine).limits_of(known, context))

@@ -24,12 +24,12 @@ from assay.harness.engines.model import resolve_model
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.served_fingerprint import chats_of
 from assay.harness.errors import EngineError, EvidenceError
-from assay.harness.evidence.fingerprint import PARTS, Fingerprint, FolderNote, RopeTable, Tokens
+from assay.harness.evidence.fingerprint import PARTS, Fingerprint, FolderNote, Tokens
 from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.facts import PACKAGES, variables
 from assay.harness.fingerprint.model_folder import folder_notes
-from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
+from assay.harness.fingerprint.rope import judged_tables
 from assay.harness.reading import reading, whole_file
 from assay.harness.run.preflight import ignored_of
 from assay.harness.sides import Device, Engine, Side, flag_values, settings, without_secrets
@@ -111,7 +111,7 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
     if "tokens" in read:
         read["tokens"] = Tokens(**read["tokens"])
     if "rope" in read:
-        read["rope"] = _tables(read["rope"], json.loads((model / "config.json").read_text()))
+        read["rope"] = judged_tables(read["rope"], json.loads((model / "config.json").read_text()))
     weights = in_interpreter.observed({"weights": lambda: checkpoint_weights(model)})
     missing = {**read.pop("not_observed"), **weights.pop("not_observed")}
     seconds = read.pop("seconds") | weights.pop("seconds")
@@ -138,22 +138,6 @@ def _notes(model: Path) -> tuple[FolderNote, ...] | None:
 
 def _absent(observed: Mapping[str, Any]) -> list[str]:
     return [part for part in PARTS if part not in observed and part != "environment"]
-
-
-def _tables(read: list[dict[str, Any]], config: Mapping[str, Any]) -> tuple[RopeTable, ...]:
-    asked = asked_ropes(config)
-    return tuple(
-        RopeTable(
-            name=table["name"],
-            kind=table["kind"],
-            dtype=table["dtype"],
-            frequencies=tuple(table["frequencies"]),
-            scale=table["scale"],
-            digest="",
-            wrong=wrong_rope(table["frequencies"], table["scale"], asked, table["layers"]),
-        )
-        for table in read
-    )
 
 
 def _printed(

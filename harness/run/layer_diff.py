@@ -36,12 +36,17 @@ _TRACE_BYTES = 256 * 2**20
 
 
 def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
-    """Return the environment variables of a role's server in a layer diff; a server without a shadow is only traced."""
+    """Return the environment variables of a role's server in a layer diff; a server without a shadow is only traced.
+
+    Another engine's own backend cannot be its shadow: the server's own one is, and the other computes the recorded calls again.
+    """
     if not shadowed:
         return {TRACE: str(_TRACE_BYTES)}
     shadow = plan.candidate if role == "reference" else plan.reference
+    foreign = not shadow.is_kernel and "engine" in plan.spec.treatment
+    own = plan.backend(role) if foreign else shadow
     return {
-        SHADOW: shadow.name,
+        SHADOW: own.name if plan.instrumented("reference") else plan.beside,
         RECORD: str(plan.spec.workload.budget_mb * 2**20),
         TRACE: str(_TRACE_BYTES),
         MODEL_HASH: hash_model(plan.model),
@@ -79,8 +84,10 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     serve_envelope(engine, folder, plan)
-    labels = _trace(engine, place, engine.role, _prompts_of(plan), Control())
-    set_control(place, Control())
+    labels: tuple[str, ...] = ()
+    if plan.instrumented(engine.role):
+        labels = _trace(engine, place, engine.role, _prompts_of(plan), Control())
+        set_control(place, Control())
     folder.write(LAYER_DIFF, LayerDiffRecord(traced=labels), engine.role)
 
 

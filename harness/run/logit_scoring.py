@@ -130,9 +130,8 @@ def _score_one(
     return scores
 
 
-def score_with_fault(server: Engine, reference: Logits, run: str, display: ProgressDisplay) -> Logits:
-    """Score the sequences of a reference on a server with a seeded fault, at its most probable tokens. Nothing is written."""
-    title = f"{server.role}: logits with a seeded fault"
+def score_again(server: Engine, reference: Logits, run: str, display: ProgressDisplay, title: str) -> Logits:
+    """Score the sequences of a reference on another server, at its most probable tokens. Nothing is written."""
     scored = _score_again(server, reference, False, display, title)
     return _logits(server, scored, "candidate", 0, run)
 

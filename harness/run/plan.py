@@ -22,7 +22,7 @@ from assay.harness.evidence.fingerprint import read_fingerprint
 from assay.harness.evidence.records import Item, Suite
 from assay.harness.extras import require
 from assay.harness.judge.paired_accuracy import Rule
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Role, profile_of
 from assay.harness.text import listed
 from assay.harness.workload import Workload
 
@@ -85,6 +85,20 @@ class Plan:
     def has_url(self) -> bool:
         """True if a role is a running server, which assay cannot instrument."""
         return self.reference.is_url or self.candidate.is_url
+
+    def instrumented(self, role: Role) -> bool:
+        """Return True if assay counts, shadows and traces the calls in a role's server."""
+        return not self.backend(role).is_url and profile_of(self.spec.sides[role].engine).instrumented
+
+    @property
+    def beside(self) -> str:
+        """The backend that computes in the candidate's server what the candidate does not, and its shadow: an engine's own.
+
+        Empty, for the device's default, if the reference is a URL or a kernel, which may lack the same phase.
+        """
+        if self.instrumented("reference") or self.has_url:
+            return self.reference.delegate
+        return profile_of(self.spec.candidate.engine).references[self.spec.device]
 
     @property
     def has_layer_diff(self) -> bool:

@@ -216,7 +216,8 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
 
 def asked_of(spec: RunSpec, models: Mapping[Role, Path]) -> dict[Role, Mapping[str, str]]:
     """Read what the layers of each side's model ask for, given its flags: a line of the configuration by feature."""
-    return {role: model_shape(models[role], side.flags).asks for role, side in spec.sides.items()}
+    asks = {role: model_shape(models[role], side.flags).asks for role, side in spec.sides.items()}
+    return {role: of if profile_of(spec.sides[role].engine).instrumented else {} for role, of in asks.items()}
 
 
 def ignored_of(model: Path, side: Side, measuring: bool = True) -> tuple[str, ...] | None:

@@ -116,29 +116,19 @@ def divergences_of(model: Path, sequences: Sequence[Sequence[int]], rounding: Ma
             `_QUANTISED` of every linear layer but the head.
     """
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    from assay.harness.engines.hf.model import Model
 
-    def load(dtype: str) -> Any:
-        return AutoModelForCausalLM.from_pretrained(
-            model, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
-        ).eval()
-
-    def scored(network: Any, ids: Sequence[int]) -> Tensor:
-        return torch.log_softmax(network(torch.tensor([list(ids)])).logits[0].double(), -1)
-
+    exact, rounded = Model(model, "float64"), Model(model, rounding.get("activations") or "float64")
     with torch.no_grad():
-        exact, rounded = load("float64"), load(rounding.get("activations") or "float64")
-        for parameter in rounded.parameters() if rounding.get("weights") else ():
+        for parameter in rounded.network.parameters() if rounding.get("weights") else ():
             parameter.copy_(parameter.to(getattr(torch, rounding["weights"])).to(parameter.dtype))
         if to := _QUANTISED.get(rounding.get("layers", "")):
-            _quantise(rounded, to)
-        divergences = []
-        for ids in sequences:
-            p, q = scored(exact, ids), scored(rounded, ids)
-            divergences.append((p.exp() * (p - q)).sum(-1).clamp(min=0).tolist())
+            _quantise(rounded.network, to)
+    divergences = []
+    for ids in sequences:
+        p, q = (each.log_probabilities(ids)[0] for each in (exact, rounded))
+        divergences.append((p.exp() * (p - q)).sum(-1).clamp(min=0).tolist())
     return divergences
 
 

@@ -113,7 +113,11 @@ def asked_roles(plan: Plan, folder: RunFolder) -> tuple[Role, ...]:
 
 def shadowed_role(plan: Plan, folder: RunFolder) -> Role | None:
     """Return the role whose server also runs the other role's backend for the layer diff, or None without a layer diff."""
-    return asked_roles(plan, folder)[0] if plan.has_layer_diff else None
+    return (
+        next((role for role in asked_roles(plan, folder) if plan.instrumented(role)), None)
+        if plan.has_layer_diff
+        else None
+    )
 
 
 def _resuming(folder: RunFolder) -> str:

@@ -29,7 +29,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.judge.sensitivity import losses, p_no_loss
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.logit_scoring import score_with_fault
+from assay.harness.run.logit_scoring import score_again
 from assay.harness.run.plan import COLD_QUESTIONS, Plan
 from assay.harness.run.probes import switched_on
 from assay.harness.run.run_folder import asked_roles, shadowed_role
@@ -97,7 +97,7 @@ def _serve_fault(
         ):
             seen += answers(engine, asks[len(seen) :][:_AT_ONCE], workload.concurrency)
         if reference is not None and engine.scores:
-            logits = score_with_fault(engine, reference, nonce, display)
+            logits = score_again(engine, reference, nonce, display, f"{engine.role}: logits with a seeded fault")
             write_logits(place / SENSITIVITY, logits)
             scored = len(logits.header.sequences)
         if "probes" in parts:

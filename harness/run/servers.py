@@ -70,7 +70,7 @@ def make_engine(
             log=log,
             startup_timeout=spec.startup_timeout,
             request_timeout=spec.request_timeout,
-            decode_backend=plan.reference.delegate,
+            decode_backend=plan.beside,
             cpu_core=cpu_core,
             eager=eager,
             extra=side.environment,

@@ -345,7 +345,7 @@ def _traces_not_understood(unread: list[tuple[str, int]]) -> str:
 
 _DOES = {
     "mark": "logs {name}", "action": "polls {name}", "call": "calls {name}", "add": "adds its sequence", "add-one": "adds one",
-    "fork": "forks its sequence", "fork-one": "forks one", "is": "is there", "is-in": "is in {name}", "has-answer": "has an answer",
+    "fork": "forks its sequence", "fork-one": "forks one", "is": "is there", "has-answer": "has an answer",
     "answers": "answers {name!r}",
 }  # fmt: skip
 _MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}

@@ -133,6 +133,24 @@ def explained_by(noise: list[str]) -> str:
     return f"declared noise {' and '.join(noise)}" if noise else "rounding, since no other noise is declared"
 
 
+@says
+def _witness(witness: str, near: str, off: list[tuple[str, float]], tokens: int) -> str:
+    between = f"on {tokens:,} tokens, cold and cached"
+    if not near:
+        return f"{witness} in float32 agrees with neither side {between}: {_off(off)}."
+    other = [(role, value) for role, value in off if role != near]
+    return f"{witness} in float32 agrees with the {near}, within {_nats(dict(off)[near])} {between}; {_off(other)}."
+
+
+def _off(off: list[tuple[str, float]]) -> str:
+    return ", ".join(f"the {role} is up to {_nats(value)} off" for role, value in off)
+
+
+@says
+def _no_witness(witness: str, wrong: list[str]) -> str:
+    return f"{witness} is not a witness here, because it contradicts the model's folder: {wrong[0]}."
+
+
 SENTENCES: Templates = {
     "heavy-tail": "Scored {condition}, the prompts' KLs have a heavy tail: the logarithms of the larger half "
     "have a standard deviation of {spread:.2g}, more than {most:g}.",

@@ -50,6 +50,12 @@ def test_each_engine_has_its_own_reference_and_another_candidate_engine_serves_i
     other = make_spec({"reference_engine": "sglang", "candidate_engine": "vllm", "candidate_python": "p"})
     assert [(side.engine, side.backend) for side in other.sides.values()] == [("sglang", "torch_native"), ("vllm", "CPU_ATTN")]
     assert set(other.treatment) == {"engine", "backend", "interpreter"}
+    named = make_spec({"reference": "hf", "candidate": "vllm", "engine_arg": ("--block-size=64",)})
+    assert [(side.engine, side.backend, side.flags) for side in named.sides.values()] == [
+        ("hf", "hf", ()), ("vllm", "CPU_ATTN", ("--block-size=64",)),
+    ], "an engine's name is its usual backend, and flags of engines are not for transformers"  # fmt: skip
+    assert make_spec({"reference": "hf"}).candidate.backend == "torch_native"
+    assert from_toml('[reference]\nengine = "hf"\n').reference.backend == "hf"
     assert from_toml('[run]\nengine = "vllm"\ncandidate = "CPU_ATTN"\n').candidate.engine == "vllm"
     assert "vllm" in failure(engine="vlm").do
 

@@ -27,6 +27,13 @@ def test_the_level_is_the_verdicts(examples: ModuleType) -> None:
     assert first == {"passing": "::notice", "regression": "::error", "inconclusive": "::warning", "error": "::warning"}
 
 
+def test_a_finding_says_how_to_reproduce_it(examples: ModuleType) -> None:
+    report = examples.regression()
+    text = annotations(report)
+    assert "To reproduce: " in text
+    assert text.count("::error") == 1 + len([f for f in report.findings if f.severity == "serious"])
+
+
 def test_no_text_can_start_another_command(examples: ModuleType) -> None:
     candidate = examples.passing().candidate.model_copy(update={"backend": "a\n::error::b\r\n%0A::set-output name=x::y"})
     report = examples.passing().model_copy(update={"candidate": candidate, "treatment": {}})

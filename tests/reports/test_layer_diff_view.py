@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from assay.harness.judge.report import Report, excess, out_of_bounds
 from assay.harness.text import percent
 from assay.reports import page
+from assay.reports.document import Drawing, blocks_of
+from assay.reports.layer_section import layer_diff_section
+from assay.reports.page import _grid_says, _worst_grid
 from assay.reports.run_report import run_document
 from assay.reports.summary import worst_cells
 
@@ -61,6 +65,15 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
     assert "Out of bounds: all 4 layers." in text
     assert "decode: sage_attn_as_shipped does not compute it" in text
     assert "assay replay runs/20261120-121002/inside/server/pack --candidate module:function" in text
+
+
+def test_the_map_with_the_worst_cell_is_shown_first(layer_diffs: ModuleType) -> None:
+    blocks = blocks_of(layer_diff_section(layer_diffs.one_head(8, 8)).blocks)
+    grids: Any = next(block.drawn for block in blocks if isinstance(block, Drawing) and not block.style)
+    worst = _worst_grid(grids)
+    assert worst is not None
+    assert worst.id == "extend-cached-prefix-by-head"
+    assert list(map(_grid_says, grids)) == ["within bounds", "2 out of bounds", "within bounds"]
 
 
 def test_without_bounds_nothing_is_called_within_them(report: Report) -> None:

@@ -49,6 +49,12 @@ def test_static_images_in_the_colours_of_the_page_with_an_alternative_text(examp
     assert "\x1b" not in text(examples.picture(examples.TOP_LEFT, call=hostile)).plain
 
 
+def test_a_title_says_which_keys_differ_and_by_how_much(examples: ModuleType) -> None:
+    difference = panels(examples.picture(examples.TOP_LEFT))[2]
+    titles = [element.text for element in ET.fromstring(difference).iter(f"{SVG}title")]
+    assert "query 3: keys 2-3 missing; expected 50 % of the weight, read 0 %" in titles
+
+
 @pytest.mark.parametrize("keys", [1, 20, 30, 50, 64])
 def test_panels_fit_a_page_and_signs_are_large_enough_to_be_told_apart(examples: ModuleType, keys: int) -> None:
     drawn = panels(examples.picture(("!" * keys,) * MAX_QUERIES, query_positions=range(MAX_QUERIES)))

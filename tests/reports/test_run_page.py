@@ -9,10 +9,11 @@ from collections import Counter
 from html.parser import HTMLParser
 from types import ModuleType
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.harness.judge.report import Report
+from assay.harness.judge.report import DivergenceRow, Report
 from assay.harness.statement import state
 from assay.reports import page, suite_section
 from assay.reports.run_report import run_document
@@ -220,6 +221,25 @@ def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleTy
     assert "the other 4,744 are in" in re.sub(r"\s+", " ", parsed.text)
     assert "records.jsonl" in parsed.text
     assert len(page) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "common", "reference_rest", "candidate_rest"),
+    [
+        ("a bird sings", "a bear sings", "a ", "bird sings", "bear sings"),
+        ("same", "same and more", "", "same", "same and more"),
+        ("same ", "same and", "same ", "", "and"),
+        ("same\nline", "same\nlone", "same\n", "line", "lone"),
+        ("", "x", "", "", "x"),
+        ("x y", "x y", "x ", "y", "y"),
+    ],
+)
+def test_split_divergence(reference: str, candidate: str, common: str, reference_rest: str, candidate_rest: str) -> None:
+    divergence = DivergenceRow(
+        item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
+        candidate_cached_tokens=None,
+    )  # fmt: skip
+    assert suite_section._split_divergence(divergence) == (common, reference_rest, candidate_rest)
 
 
 def test_the_logits_of_a_suite_are_a_table_in_its_section(layer_diffs: ModuleType, examples: ModuleType) -> None:

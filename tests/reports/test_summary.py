@@ -7,6 +7,11 @@ from assay.harness.judge.report import SuiteResult
 from assay.reports import summary
 
 
+@pytest.mark.parametrize(("value", "shown"), [(None, "–"), (0.0, "0"), (-0.0512, "-0.0512"), (89.44, "89.4"), (12_345.6, "12,346")])
+def test_number(value: float | None, shown: str) -> None:
+    assert summary.number(value) == shown
+
+
 @pytest.mark.parametrize(
     ("decided_by", "measured"), [("own-error-growth", "3 ×"), ("loss-of-accuracy", "1 point"), ("", "1 point"), (None, "1 point")]
 )

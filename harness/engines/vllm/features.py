@@ -47,7 +47,7 @@ def _features(device: Device) -> Iterable[Feature]:
     )  # fmt: skip
     yield Feature(
         "async-scheduling", "the scheduler overlaps with the model", on=("--async-scheduling",), off=("--no-async-scheduling",),
-        resolved={"scheduler_config.async_scheduling": True},
+        resolved={"scheduler_config.async_scheduling": True}, devices=("cuda",), lacks="vLLM switches it off there",
     )  # fmt: skip
     yield Feature(
         "compiled", "the model is compiled", on=("--no-enforce-eager",), environment={"TORCH_COMPILE_DISABLE": "0"},

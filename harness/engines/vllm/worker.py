@@ -6,6 +6,7 @@ Importing this module in a worker repairs vLLM before the model is loaded:
   for NaN. Rows that came from the prefix cache are uninitialised memory in vLLM, which ends the server; here they are zeros.
 - On a CPU, linear weights are repacked for oneDNN and the originals emptied, so that no digest could tell two models apart. Here
   the originals stay.
+- An idle worker sleeps, as SGLang's scheduler does with ``--sleep-on-idle``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ SCORES = "scores"
 """Folder of the scores, a file for each request id."""
 SCORED = "assay_scored"
 """Key of a request's ``extra_args``: [first position, number of most probable tokens, further ids ...]."""
+
+
+# Seconds that a worker polls for its next call: longer than a scheduler takes between two passes.
+_POLLS_S = 0.01
 
 
 class Extension:
@@ -77,9 +82,22 @@ def repair() -> None:
                 own.write()
         return made
 
+    _sleep_when_idle()
     LogprobsTensors.empty_cpu = staticmethod(zeros)
     GPUModelRunner._get_prompt_logprobs_dict = kept
     _keep_weights()
+
+
+def _sleep_when_idle() -> None:
+    """Let a worker wait for a notice soon after its last request, instead of polling for a second.
+
+    A bench plays blocks on two servers in turn: one that polls takes a core from the other's API server and scheduler.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    condition = getattr(shm_broadcast, "SpinCondition", None)
+    if condition is not None and condition.__init__.__defaults__ == (1,):
+        condition.__init__.__defaults__ = (_POLLS_S,)
 
 
 def _keep_weights() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from assay.harness.engines import client as client_module
 from assay.harness.engines.base import ChatRequest, answers
-from assay.harness.engines.client import Client, _read_answer, _read_stream, problem
+from assay.harness.engines.client import Client, _read_stream, problem, read_answer
 from assay.harness.engines.launch import Launch
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang.server import SGLangServer
@@ -289,8 +289,8 @@ def test_missing_or_malformed_log_probabilities_are_an_engine_error(mock: Mock, 
 @pytest.mark.parametrize("details", [{}, {"prompt_tokens_details": None}])
 def test_cached_tokens_are_what_the_server_is_known_to_mean_if_it_does_not_report_them(details: dict[str, Any]) -> None:
     text = changed(usage={"prompt_tokens": 20, "completion_tokens": 4, **details})
-    assert _read_answer(text, ChatRequest("p", 8), "candidate", 0.1).cached_tokens is None
-    assert _read_answer(text, ChatRequest("p", 8), "candidate", 0.1, unreported_cache=0).cached_tokens == 0
+    assert read_answer(text, ChatRequest("p", 8), "candidate", 0.1).cached_tokens is None
+    assert read_answer(text, ChatRequest("p", 8), "candidate", 0.1, unreported_cache=0).cached_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from assay.harness.engines import launch, registry
 from assay.harness.engines.launched import LaunchedServer
+from assay.harness.errors import UsageError
 from assay.harness.sides import ENGINES, Engine, profile_of
 
 
@@ -30,6 +31,13 @@ def test_a_module_has_every_member_with_the_parameters_of_its_protocol(engine: E
         if function is not None:
             parameters = [*inspect.signature(function).parameters][1:]
             assert [*inspect.signature(own).parameters] == parameters, f"{engine}.{name}.{member}"
+
+
+def test_a_witness_has_neither_features_nor_kernels() -> None:
+    assert [engine for engine in ENGINES if not profile_of(engine).instrumented] == ["hf"]
+    for find in (registry.features, registry.native_kernels):
+        with pytest.raises(UsageError, match="transformers as an engine has no"):
+            find("hf")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

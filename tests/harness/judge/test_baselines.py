@@ -141,6 +141,11 @@ def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
 POLICY = make_spec({"growth": 1.5}).policy
 
 
+def test_an_own_error_that_is_no_longer_finite_is_worse() -> None:
+    proposal = Proposal("candidate", baseline(key(), own={"l": float("nan")}), baseline(key(), own={"l": 0.1}))
+    assert {change.name for change in proposal.changes if change.worse} == {"l"}
+
+
 def test_growth_of_own_error_is_compared_with_the_policy() -> None:
     assert _compare_accepted(None, {"a": 0.01}, {"a": 0.0149}, POLICY, synthetic=True).verdict == "pass"
     grown = _compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, POLICY, synthetic=True)

@@ -50,3 +50,8 @@ def test_one_of_several_suites_must_regress_beyond_chance() -> None:
     assert corrected[0].why[-1] == state("not-below-alpha", suites=4, p=0.12, alpha=0.05)
     assert holm_corrected(suites[:1], 0.05) == suites[:1]
     assert holm_corrected([with_p("regression", 0.01), *suites[1:]], 0.05)[0].verdict == "regression"
+
+
+def test_what_is_certain_stays_a_regression_among_many_suites() -> None:
+    suites = [with_p("regression", None), *(with_p("pass", 0.5) for _ in range(9))]
+    assert holm_corrected(suites, 0.05)[0].verdict == "regression"

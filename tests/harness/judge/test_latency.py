@@ -124,6 +124,14 @@ def test_the_interpreters_time_gives_no_regression(make_bench: MakeBench) -> Non
     assert result.verdict == "inconclusive"
 
 
+@pytest.mark.parametrize(("lengths", "word"), [((12, 5), "faster"), ((12, 30), "slower")])
+def test_answers_of_another_length_are_a_finding(make_bench: MakeBench, lengths: tuple[int, int], word: str) -> None:
+    (finding,) = judge_bench(make_bench(lengths=lengths)).findings
+    assert finding.id == "answer-lengths"
+    assert finding.claim is not None
+    assert finding.claim.values["consequence"] == word
+
+
 def test_a_folder_without_a_complete_round_is_no_evidence(make_bench: MakeBench) -> None:
     with pytest.raises(EvidenceError, match="holds no timings"):
         judge_bench(make_bench(rounds=0))

@@ -15,7 +15,7 @@ from scipy.special import log_softmax, rel_entr, softmax
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import CACHE_STATES, CacheState, Logits, LogitsHeader, Positions, ScoredSequence
-from assay.harness.judge.logits import compare_roles, farthest, merged_kl
+from assay.harness.judge.logits import compare_roles, merged_kl
 from assay.harness.sides import Role
 from assay.harness.statement import state
 
@@ -93,15 +93,6 @@ def test_a_row_has_the_mean_the_worst_place_and_the_tops() -> None:
     assert 0 < row.p99 < row.p999 < kls[0]
     assert row.same_top == 1 - 1 / (3 * POSITIONS)
     assert row.mass == pytest.approx(p[:K].sum(), rel=1e-5)
-
-
-def test_the_farthest_sequence_is_the_one_with_the_largest_mean() -> None:
-    reference, candidate = scored("reference", {}), scored("candidate", {3: 0.1, 2 * POSITIONS: 1.0})
-    assert farthest(reference, candidate) == (2, "cached")
-    assert farthest(reference, with_nan(candidate, slice(POSITIONS, POSITIONS + 1)))[0] == 1, "nothing is farther"
-    both = reference.by_condition["cold"], candidate.by_condition["cold"]
-    cold = replace(candidate, by_condition={"cold": both[1], "cached": both[0]})
-    assert farthest(reference, cold) == (2, "cold")
 
 
 def with_nan(logits: Logits, where: slice) -> Logits:

@@ -16,15 +16,18 @@ from scipy.special import ndtri
 
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.config import RunSpec
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint, RopeTable
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.build import build
-from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, _compare_logits, judge_logits
+from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, WITNESS, _compare_logits, judge_logits
 from assay.harness.judge.noise_limits import EXACT_KL, EXACT_SWING, MAX_SWING, _relative_error, change_limit, kl_limit, swing_limit
 from assay.harness.judge.probe_scores import kernel_cost
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT
+from assay.harness.statement import Statement
+from assay.reports.wording.say import say
 
 Change = Callable[[str, np.ndarray], np.ndarray]
 
@@ -290,3 +293,28 @@ def test_what_was_measured_for_int8_is_within_its_limits_with_room() -> None:
 
 def test_a_log_likelihood_changes_by_at_most_the_root_of_twice_the_kl() -> None:
     assert change_limit(2e-4) == pytest.approx(0.02)
+
+
+def test_a_witness_names_the_side_that_is_off_unless_it_contradicts_its_folder(tmp_path: Path, runs: ModuleType) -> None:
+    folder: RunFolder = runs.run_of(tmp_path / "run", runs.spec_of(suites=("logits",)))
+    runs.score_both(folder, partial(runs.scored, noise=0.3, seed=1))
+    place = folder.path / WITNESS
+
+    def opinion(noise: float, wrong: str = "") -> list[Statement]:
+        """What the suite says of a witness whose scores have noise, and whose RoPE may be wrong."""
+        write_logits(place, runs.scored("candidate", MIN_PROMPTS, noise=noise, seed=1, run=folder.nonce))
+        table = RopeTable(name="rope", kind="R", dtype="float32", frequencies=(1.0,), digest="", wrong=wrong)
+        told = Fingerprint(run=folder.nonce, source="server", engine="transformers 5", model="tiny", rope=(table,))
+        FINGERPRINT.write(place, told)
+        return [each for suite in build(folder).suites for each in suite.why if "witness" in each.id]
+
+    assert not [each for suite in build(folder).suites for each in suite.why if "witness" in each.id]
+    for noise, near in ((1e-6, "reference"), (0.3, "candidate"), (0.15, "")):
+        (said,) = opinion(noise)
+        assert (said.id, said.values["near"], said.values["tokens"]) == ("witness", near, 20 * MIN_PROMPTS), noise
+        assert f"agrees with {f'the {near}' if near else 'neither side'}" in say(said)
+    assert say(said).startswith(
+        "transformers 5 in float32 agrees with neither side on 1,280 tokens, cold and cached: the reference is"
+    )
+    (said,) = opinion(1e-6, wrong := "rope_theta is 15,000; config.json says 10,000")
+    assert say(said) == f"transformers 5 is not a witness here, because it contradicts the model's folder: {wrong}."

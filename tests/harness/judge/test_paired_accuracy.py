@@ -12,6 +12,7 @@ from assay.harness.judge.answers import Pair, pair
 from assay.harness.judge.greedy_suite import decide_share
 from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning, soonest_pass, state_accuracy
 from assay.harness.sides import ROLES
+from assay.harness.statement import state
 
 RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
 
@@ -147,6 +148,13 @@ def test_the_seed_case_is_a_regression(decide: Decide) -> None:
     assert stated.id == "accuracy-lost"
     assert stated.values["p"] == decision.p_regression
     assert (stated.values["lost"], stated.values["gained"], stated.values["questions"]) == (32, 0, 64)
+
+
+def test_nothing_compared_is_never_a_pass(decide: Decide) -> None:
+    decision = decide()
+    assert decision.verdict == "inconclusive"
+    assert state_accuracy(decision) == state("nothing-compared")
+    assert (decision.interval.low, decision.interval.high) == (-1, 1)
 
 
 def test_a_reference_that_guesses_proves_nothing(decide: Decide) -> None:

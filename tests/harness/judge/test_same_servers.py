@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from assay.harness.config import RunSpec
-from assay.harness.evidence.fingerprint import Fingerprint, Tokens, Weight
+from assay.harness.evidence.fingerprint import Fingerprint, RopeTable, Tokens, Weight
 from assay.harness.evidence.manifest import CommonSettings, ServerManifest
 from assay.harness.judge import same_servers as rules
 from assay.harness.judge.evidence import derived_arguments
@@ -140,6 +140,29 @@ def test_what_an_environment_or_a_model_brings_does_not_excuse_a_shown_loss(chan
     sides = {role: served(role, tokens=Tokens(bare={"a": (id_,)})) for role, id_ in zip(ROLES, (1, 2), strict=True)}
     check = rules.check_same_servers(spec.sides, servers, {}, sides)
     assert (check.status, check.outcome.id) == (status, "served-otherwise")
+
+
+def test_a_reference_that_contradicts_its_own_model_shows_no_loss() -> None:
+    spec = RunSpec.of(reference="hf", reference_with=("transformers==5.3",), candidate="triton")
+    servers = {role: server(spec.sides[role].backend, role=role) for role in ROLES}
+
+    def table(wrong: str) -> RopeTable:
+        return RopeTable(name="rope", kind="R", dtype="float32", frequencies=(1.0,), digest="", wrong=wrong)
+
+    for faulty, status in (("reference", "failed"), ("candidate", "missing")):
+        sides = {role: served(role, rope=(table("rope_theta is 15,000" if role == faulty else ""),)) for role in ROLES}
+        check = rules.check_same_servers(spec.sides, servers, {}, sides)
+        said = f"{'A' if faulty == 'reference' else 'B'}: rope_theta is 15,000"
+        assert (check.status, check.outcome) == (status, state("served-otherwise", said=[said]))
+
+
+def test_a_witness_may_compute_in_another_dtype_than_the_candidate() -> None:
+    for reference, status in (("hf", "ok"), ("triton", "failed")):
+        spec = RunSpec.of(reference=reference, candidate="torch_native")
+        servers = {role: server(spec.sides[role].backend, role=role) for role in ROLES}
+        dtypes = zip(ROLES, ("float32", "bfloat16"), strict=True)
+        sides = {role: served(role, quantisation={"weights": dtype}) for role, dtype in dtypes}
+        assert rules.check_same_servers(spec.sides, servers, {}, sides).status == status
 
 
 def test_hidden_values_are_not_taken_for_the_same() -> None:

@@ -168,7 +168,7 @@ def test_a_kernel_is_examined_in_a_process_of_its_own(opened: Callable[..., Open
     [
         ({}, False),
         ({"candidate_env": ("SGLANG_FACT=0",)}, True),
-        ({"candidate_env": ("SGLANG_FACT=1",)}, False),
+        pytest.param({"candidate_env": ("SGLANG_FACT=1",)}, False, marks=pytest.mark.slow),
         pytest.param({"candidate_with": ("fact-1.0-py3-none-any.whl",)}, True, marks=pytest.mark.slow),
     ],
 )

@@ -12,14 +12,16 @@ from rich.console import Console
 
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.backend import Backend
-from assay.harness.config import make_spec
+from assay.harness.config import RunSpec, make_spec
 from assay.harness.engines.base import ChatRequest, Engine
+from assay.harness.engines.inside.control import SHADOW
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF
 from assay.harness.evidence.records import Item
+from assay.harness.fingerprint.facts import own_environment
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff
-from assay.harness.run.plan import COLD_QUESTIONS, WARM_QUESTIONS, Plan
+from assay.harness.run.plan import COLD_QUESTIONS, WARM_QUESTIONS, Plan, prepare
 
 PROMPTS = [f"question {number}" for number in range(COLD_QUESTIONS + WARM_QUESTIONS)]
 
@@ -93,3 +95,13 @@ def test_every_question_finds_the_cache_state_it_is_for(server: Server, tmp_path
 def test_a_pack_recorded_on_its_own_has_the_same_questions(server: Server, tmp_path: Path) -> None:
     layer_diff.shadow(cast(Engine, server), tmp_path, plan())
     assert sorted(question.prompt for question in server.questions) == sorted(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "engine", "shadow"),
+    [("triton", "sglang", "triton"), ("CPU_ATTN", "vllm", "torch_native"), ("sage_attn", "vllm", "sage_attn")],
+)
+def test_another_engines_own_backend_is_no_shadow(candidate: str, engine: str, shadow: str) -> None:
+    spec = RunSpec.of(reference="torch_native", candidate=candidate, candidate_engine=engine, suites=("greedy", "layers"))
+    assert layer_diff.environment(prepare(spec), "reference", shadowed=True)[SHADOW] == shadow
+    assert own_environment(spec.treatment) == (engine == "vllm")

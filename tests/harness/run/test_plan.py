@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import distribution
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,10 @@ from assay.harness.engines.sglang import catalog
 from assay.harness.errors import UsageError
 from assay.harness.run.doctor import examine
 from assay.harness.run.plan import prepare
-from assay.harness.run.preflight import check_environment
+from assay.harness.run.preflight import asked_of, check_environment
+from assay.harness.run.run_folder import open_folder, shadowed_role
+from assay.harness.run.side_probes import compares_probes
+from assay.harness.sides import ROLES
 
 
 def test_packages_that_only_the_report_needs_are_missed_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +65,16 @@ def test_settings_of_a_candidate_whose_server_nothing_asks_are_refused(suites: s
         prepare(spec)
     prepare(RunSpec.of(candidate_arg=("--page-size=16",), suites=f"{suites},greedy"))
     prepare(RunSpec.of(suites=suites))
+
+
+def test_a_witness_has_no_shadow_and_the_candidate_runs_beside_a_backend_of_its_own_engine(tmp_path: Path) -> None:
+    known = {"triton": ("torch_native", "candidate"), "vllm": ("CPU_ATTN", "candidate")}
+    for candidate, expected in known.items():
+        plan = prepare(RunSpec.of(reference="hf", candidate=candidate))
+        folder = open_folder(plan, tmp_path / candidate)
+        assert (plan.beside, shadowed_role(plan, folder)) == expected
+        assert [plan.instrumented(role) for role in ROLES] == [False, True]
+        assert not compares_probes(plan)
+        assert asked_of(plan.spec, plan.models)["reference"] == {}
+    plan = prepare(RunSpec.of(reference="triton", candidate="torch_native"))
+    assert (plan.beside, shadowed_role(plan, open_folder(plan, tmp_path / "two"))) == ("triton", "reference")

@@ -76,7 +76,10 @@ def test_scores_on_a_cached_prefix_equal_those_without_to_the_bit(running: Launc
     start = len(made.prompt_ids) - 10
     for _ in range(2):
         running.flush_cache()
-        cold, cached = (running.score(ids, start, 5, (1, 2, 1030)) for _ in range(2))
+        cold = running.score(ids, start, 5, (1, 2, 1030))
+        running.flush_cache()
+        running.score(ids[:start], start - 2, 1)
+        cached = running.score(ids, start, 5, (1, 2, 1030))
         assert (cold.cached_tokens, cached.cached_tokens) == (0, 32 * (start // 32))
         for name in ("token", "top_ids", "top", "at"):
             assert np.array_equal(getattr(cold, name), getattr(cached, name)), name
@@ -104,6 +107,16 @@ def test_the_fingerprint_has_the_weights_that_the_checkpoint_has(running: Launch
     assert made.tokens is not None
     assert made.tokens.chats
     assert not [table.wrong for table in made.rope or () if table.wrong]
+
+
+def test_an_idle_worker_sleeps(running: LaunchedServer) -> None:
+    """A bench plays on two servers in turn: one that polls after its last request takes a core from the other."""
+    answers(running, [ChatRequest(HEADER, 6)], 1)
+    time.sleep(0.1)
+    processes = family(running)
+    before = sum(sum(each.cpu_times()[:2]) for each in processes)
+    time.sleep(0.8)
+    assert sum(sum(each.cpu_times()[:2]) for each in processes) - before < 0.1
 
 
 def test_the_end_of_its_engine_is_a_failure_and_nothing_is_left(running: LaunchedServer) -> None:
