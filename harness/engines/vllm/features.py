@@ -16,6 +16,8 @@ DERIVED = ("arguments.compilation_config",)
 """Differences between servers that follow from features: sizes to compile or capture depend on the most tokens of a pass."""
 # Tokens of a block, twice those of assay's base on a CPU, whose blocks are multiples of 32.
 _BLOCK = 64
+# Operations that compiled code takes from vLLM's definitions in PyTorch, instead of its own kernels: the compiler fuses them.
+_FUSED = tuple(f"backends.{name}" for name in ("RMSNorm", "RotaryEmbedding", "ApplyRotaryEmb", "SiluAndMul"))
 
 
 def _features(device: Device) -> Iterable[Feature]:
@@ -51,7 +53,7 @@ def _features(device: Device) -> Iterable[Feature]:
     )  # fmt: skip
     yield Feature(
         "compiled", "the model is compiled", on=("--no-enforce-eager",), environment={"TORCH_COMPILE_DISABLE": "0"},
-        resolved={"model_config.enforce_eager": False}, cost="another kernel", declares=("arguments.kernel_config",),
+        resolved={"model_config.enforce_eager": False}, cost="another kernel", declares=("arguments.kernel_config", *_FUSED),
     )  # fmt: skip
 
 
