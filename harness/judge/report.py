@@ -307,7 +307,7 @@ class EnvelopeResult(Part):
 class FaultSeen(Part):
     """Whether a suite detected a fault, with the numbers."""
 
-    suite: Literal["accuracy", "logits", "probes", "layers"] = Field(
+    suite: Literal["accuracy", "logits", "layers"] = Field(
         description="probes only in older reports: now logits"
     )
     seen: bool
