@@ -307,9 +307,7 @@ class EnvelopeResult(Part):
 class FaultSeen(Part):
     """Whether a suite detected a fault, with the numbers."""
 
-    suite: Literal["accuracy", "logits", "layers"] = Field(
-        description="probes only in older reports: now logits"
-    )
+    suite: Literal["accuracy", "logits", "layers"]
     seen: bool
     numbers: Statement = Field(description='such as "7 of 8 questions lost, p = 0.01"')
 
