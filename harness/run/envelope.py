@@ -17,8 +17,10 @@ from assay.evals.envelope_load import (
     LoadReach,
     LoadRequest,
     Wave,
+    blocks_of,
     decode_load,
     envelope_load,
+    inner_lengths,
     longest,
 )
 from assay.evals.questions import prompt_hash
@@ -94,9 +96,13 @@ def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
 
 def lengths_again(reach: LoadReach, counts: EnvelopeCounts) -> list[int]:
     """List total lengths of decode that further requests need, if the answers that were compared had these `counts`."""
-    points, lengths = reach.lengths["decode"]["total-tokens"], []
-    for first, last in gaps(counts.values("decode", "total-tokens"), points):
-        lengths += [point for point in points if first <= point <= last] or [(first + last) // 2]
+    points, met = reach.lengths["decode"]["total-tokens"], counts.values("decode", "total-tokens")
+    lacking = [length for first, last in gaps(met, points) for length in range(first, last + 1)]
+    lengths = [length for length in lacking if length in points]
+    for block in blocks_of(lacking):  # a block needs its border points and one length between them
+        inner = inner_lengths(block, points)
+        if inner and not any(first <= length <= last for first, last in met for length in inner):
+            lengths.append(inner[len(inner) // 2])
     return lengths
 
 
