@@ -114,9 +114,9 @@ def serve_again(plan: Plan, folder: RunFolder, role: Role, number: int) -> Calla
     answers = folder.answers()
     if any(answer.role == role and answer.item.endswith(AGAIN[number]) for answer in answers):
         return None
-    before = [both for both in envelope_pairs(answers) if not both.item.id.endswith(AGAIN[number:])]
     candidate = {server.role: server for server in folder.progress().servers}.get("candidate")
-    counts = served_counts(folder, envelope_of(folder), candidate, before)
+    # This role has no answer of this round yet, so whatever the other role has, no pair of this round counts.
+    counts = served_counts(folder, envelope_of(folder), candidate, envelope_pairs(answers))
     if counts is None or counts.limits is None or "decode" not in plan.candidate.phases:
         return None
     reach = plan.envelope.reach(counts.limits)

@@ -10,9 +10,11 @@ from typing import Any, cast
 from rich.console import Console
 
 from assay.harness.engines.base import Engine
-from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits, EnvelopeCounts
+from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits, EnvelopeCounts, envelope_of
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer, Item, Token
+from assay.harness.judge.answers import envelope_pairs
+from assay.harness.judge.envelope import served_counts
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.collect import _STEPS, _Asking
 from assay.harness.run.envelope import AGAIN, serve_envelope
@@ -88,6 +90,10 @@ def test_lengths_that_were_reached_are_not_asked_again(tmp_path: Path, runs: Mod
     reached = begun(tmp_path / "reached", runs, differs=True)
     for role in ROLES:
         work_of(*reached, role, 0)(Server(role, differs=False))
+    plan, folder = reached
+    counts = served_counts(folder, envelope_of(folder), folder.progress().servers[1], envelope_pairs(folder.answers()))
+    assert counts is not None
+    assert not plan.envelope.gaps(counts, ["decode"]), "a block lacks a length"
     assert [work_of(*reached, role, 1) for role in ROLES] == [None, None]
 
 
