@@ -61,6 +61,7 @@ class ProbeReply(Record):
         probe: id of the probe.
         prompt_tokens: tokens of its prompt.
         cached_tokens: prompt tokens from the prefix cache.
+        foreign_tokens: those of them that no earlier prompt had in the same places.
         host_tokens: cached tokens that came from the host's memory.
         prefill: its prompt, teacher-forced.
         decode: its generated tokens.
@@ -73,6 +74,7 @@ class ProbeReply(Record):
     probe: str
     prompt_tokens: int
     cached_tokens: int
+    foreign_tokens: int = 0
     host_tokens: int = 0
     prefill: Scores = Scores()
     decode: Scores = Scores()

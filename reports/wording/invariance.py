@@ -173,6 +173,8 @@ SENTENCES: Templates = {
     "arm-differs": Cases(
         "by",
         {
+            "cache": "the prefix cache gave {answers:counted prompt} blocks of another one, the first to probe {probe}: "
+            "{cached:counted token} came from it, and {shared} had been asked before",
             "texts": "{parted} of {texts} greedy texts diverge, the first, {first}, at token {token}",
             "ends of texts": "{texts:counted greedy text} ended differently, the first, {first}: {now[0]} after "
             "{now[1]:counted token} instead of {before[0]} after {before[1]:counted token}",
