@@ -102,7 +102,7 @@ class ProbePass(RunRecord):
     Attributes:
         number: position in the order of passes; 0 is the base.
         features: ids of the features that were on; in a run, those of its requests.
-        why: why it was run: "base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction", "asked
+        why: why it was run: "base", "base again", "base longer", "base third", "pairs", "together", "reduction", "asked
             again" for a failed arm, "sensitivity", or, for a traced pass, "trace" or "trace again"; in a run "sides".
         replies: replies in the order of the probes, or empty if the arm failed.
         texts: greedy answers to a few prompts, which end where the model ends them.
