@@ -65,7 +65,8 @@ class Served:
         parts: dict[str, Callable[[], Any]] = {
             "tokens": self.model.tokens, "generation": lambda: generation_of(folder), "rope": self.model.ropes,
             "config": lambda: settings_of(network.config.to_dict() | beside) | held_floats(network),
-            "weights": self.model.weights, "adapters": dict, "experts": dict, "quantisation": lambda: {"weights": about["dtype"]},
+            "weights": self.model.weights, "adapters": dict, "experts": dict,
+            "quantisation": lambda: dict.fromkeys(("weights", "kv cache"), about["dtype"]),
             "backends": lambda: (Resolved(operation="attention", runs="transformers, eager"),),
         }  # fmt: skip
         return describe_process("hf", about["version"], folder, about["device"], parts)
