@@ -133,7 +133,7 @@ def prefix_of_another_prompt(module: Any) -> None:
 
 
 def softcap_dropped(module: Any) -> None:
-    """Compute without the cap of scores, as vLLM did for Gemma 2 on a CPU: "Outputs may be slightly off" (vllm 8660, 11169, 7419)."""
+    """Compute without the cap of scores, as vLLM did for Gemma 2 on a CPU, with a warning (vllm 11169, 7419)."""
     _after(module.Attention, "__init__", lambda _, layer, *a, **k: setattr(layer.impl, "logits_soft_cap", 0))
 
 
