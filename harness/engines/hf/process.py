@@ -21,7 +21,7 @@ from assay.harness.engines.hf.model import Model
 from assay.harness.engines.inside.control import API_KEY, EVIDENCE
 from assay.harness.engines.inside.process_fingerprint import describe_process
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved
-from assay.harness.fingerprint.in_interpreter import beside_config, generation_of, settings_of
+from assay.harness.fingerprint.folder_readings import beside_config, generation_of, settings_of
 from assay.harness.fingerprint.in_model import held_floats
 
 _Body = Mapping[str, Any]
@@ -65,7 +65,8 @@ class Served:
         parts: dict[str, Callable[[], Any]] = {
             "tokens": self.model.tokens, "generation": lambda: generation_of(folder), "rope": self.model.ropes,
             "config": lambda: settings_of(network.config.to_dict() | beside) | held_floats(network),
-            "weights": self.model.weights, "adapters": dict, "experts": dict, "quantisation": lambda: {"weights": about["dtype"]},
+            "weights": self.model.weights, "adapters": dict, "experts": dict,
+            "quantisation": lambda: dict.fromkeys(("weights", "kv cache"), about["dtype"]),
             "backends": lambda: (Resolved(operation="attention", runs="transformers, eager"),),
         }  # fmt: skip
         return describe_process("hf", about["version"], folder, about["device"], parts)
