@@ -50,9 +50,9 @@ _FAR_SHARE = 0.01
 _WIDEST_SPREAD = 0.95
 WITNESS = "witness"
 """Folder of a run with the fingerprint and the scores of transformers, if it was asked."""
-# A witness agrees with the side that is this many times nearer to it: a float32 engine is within 3e-5 nats of it (measured), and
-# a fault that the suite finds moves a token by 0.02 nats.
-_APART = 10
+# A witness agrees with both sides within so many nats, or else with the side that is this many times nearer to it: a float32 engine
+# is within 3e-5 nats of it (measured), and a fault that the suite finds moves a token by 0.02 nats.
+_AGREES, _APART = 1e-3, 10
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
 _WORSE: tuple[Verdict, ...] = ("error", "regression", "inconclusive", "pass")
 
@@ -126,9 +126,8 @@ def _witnessed(run: RunEvidence) -> Iterator[Statement]:
         own = read_logits(logits_path(run.folder.path, role, 0), nonce).by_condition
         far = [np.abs(positions.token - seen.by_condition[condition].token) for condition, positions in own.items()]
         off[role] = float(np.nan_to_num(np.concatenate(far), nan=math.inf).max())
-    near = next(
-        (role for role in ROLES if all(_APART * off[role] <= off[other] for other in ROLES if other != role)), ""
-    )
+    nearer = (role for role in ROLES if all(_APART * off[role] <= off[other] for other in ROLES if other != role))
+    near = "both" if max(off.values()) <= _AGREES else next(nearer, "")
     yield state(
         "witness", witness=told.engine, near=near, off=list(off.items()), tokens=len(seen.by_condition["cold"].token)
     )

@@ -136,8 +136,8 @@ def explained_by(noise: list[str]) -> str:
 @says
 def _witness(witness: str, near: str, off: list[tuple[str, float]], tokens: int) -> str:
     between = f"on {tokens:,} tokens, cold and cached"
-    if not near:
-        return f"{witness} in float32 agrees with neither side {between}: {_off(off)}."
+    if near not in dict(off):
+        return f"{witness} in float32 agrees with {'both sides' if near else 'neither side'} {between}: {_off(off)}."
     other = [(role, value) for role, value in off if role != near]
     return f"{witness} in float32 agrees with the {near}, within {_nats(dict(off)[near])} {between}; {_off(other)}."
 
