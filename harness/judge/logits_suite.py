@@ -144,11 +144,11 @@ def _where(run: RunEvidence, place: Path) -> Iterator[tuple[Role, str]]:
         label = next((each.label for each in passes_of(folder, nonce) if each.why == "trace"), "")
         with suppress(EvidenceError, ValueError):  # not traced, or not comparable: layers of another kind
             own = read_trace(folder, label, nonce)
-            found = parting(own, own, read_trace(place, WITNESS, nonce), least_error(run.dtype, another_kernel=True))
-            inside = found.place != "behind attention"
+            apart = parting(own, own, read_trace(place, WITNESS, nonce), least_error(run.dtype, another_kernel=True))
+            inside = apart.place != "behind attention"
             yield (
                 role,
-                PartingRow(place=found.place, layer=found.layer, names=found.names, head=found.head).where * inside,
+                PartingRow(place=apart.place, layer=apart.layer, names=apart.names, head=apart.head).where * inside,
             )
 
 
