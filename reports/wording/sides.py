@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from assay.harness.sides import ENGINES, profile_of
-from assay.harness.text import one_line
+from assay.harness.text import counted, one_line
 
 _LONGEST = 60
 _VALUES = {
@@ -30,10 +30,21 @@ def sides_said(
     by_version = all(versions) and versions[0] != versions[1]  # says more than the path of an interpreter
     hidden = {"backend", *(("engine", "interpreter") if by_version else ())}
     settings = {name: pair for name, pair in treatment.items() if name not in hidden}
+    # Another engine has no such flags, so they are no difference that anyone asked for.
+    own = [name for name in settings if "engine" in treatment and name.startswith("--") and not _template(name)]
     theirs, ours = (
         [
             *versions[of : of + by_version],
-            *(said for name, pair in settings.items() if (said := _setting(name, pair[of], by_version))),
+            *(
+                said
+                for name, pair in settings.items()
+                if name not in own and (said := _setting(name, pair[of], by_version))
+            ),
+            *(
+                [f"{counted(count, 'flag')} of its own"]
+                if (count := sum(bool(settings[name][of]) for name in own))
+                else []
+            ),
         ]
         for of in (0, 1)
     )
@@ -61,12 +72,16 @@ def _with(backend: str, settings: list[str]) -> str:
     return f"{name} with {', '.join(settings)}" if settings else name
 
 
+def _template(name: str) -> str:
+    """Return the words for a flag that some engine's profile has, or an empty string."""
+    return next((known[name] for engine in ENGINES if name in (known := profile_of(engine).settings)), "")
+
+
 def _setting(name: str, value: str, by_version: bool) -> str:
     """Name a setting that a side has: "FP8 KV cache", "--page-size=16", "HF_HOME=/data", "Llama-3.1-8B-Instruct"; else ""."""
     if not value:
         return ""
-    template = next((known[name] for engine in ENGINES if name in (known := profile_of(engine).settings)), None)
-    if template is not None:
+    if template := _template(name):
         return template.format(_VALUES.get(value, value))
     if name == "model":
         return one_line(PurePath(value).name or value, _LONGEST)

@@ -40,3 +40,15 @@ def test_two_versions_of_an_engine_are_named_by_their_numbers() -> None:
     # The package is what makes the version.
     packages = {"packages": ("sglang==0.5.22", "sglang==0.5.23, transformers==5.3")}
     assert sides_said(packages, "triton", "triton", _VERSIONS) == ("SGLang 0.5.23, transformers 5.3", "SGLang 0.5.22")
+
+
+def test_flags_that_only_one_of_two_engines_has_are_counted() -> None:
+    treatment = {
+        "engine": ("hf", "sglang"),
+        "backend": ("hf", "triton"),
+        "--grammar-backend": ("", "none"),
+        "--page-size": ("", "16"),
+    }
+    engines = ("transformers 5.19.0 on cuda", "SGLang 0.5.17 on cuda")
+    said = sides_said(treatment, "hf", "triton", engines)
+    assert said == ("triton with SGLang 0.5.17, pages of 16 tokens, 1 flag of its own", "hf with transformers 5.19.0")
