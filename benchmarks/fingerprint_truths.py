@@ -33,7 +33,7 @@ from assay.harness.engines.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.run.fingerprints import of_files, of_side
+from assay.harness.run.fingerprints import of_side
 from assay.harness.sides import BUILTIN_MODEL, Side
 from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
 
@@ -79,8 +79,10 @@ class OwnModel(PreTrainedModel):
 TIMEOUT_S = 900.0
 
 
-def files(model: Path, python: str = "", *flags: str) -> Fingerprint:
-    return of_files(Side(backend="torch_native", model=str(model), interpreter=python, flags=flags), TIMEOUT_S)
+def loaded(model: Path, python: str = "", *flags: str) -> Fingerprint:
+    """Load a model with the transformers of a Python."""
+    side = Side(engine="hf", backend="hf", model=str(model), interpreter=python, flags=flags)
+    return of_side(side, "cpu", TIMEOUT_S)
 
 
 def first_line(left: Fingerprint, right: Fingerprint) -> str:
@@ -101,7 +103,7 @@ def versions(folder: Path, four: str, config: dict[str, Any], **model: Any) -> s
     if not four:
         return "not run: needs --transformers-4"
     written = write_model(folder, config, **model)
-    return first_line(files(written, four), files(written))
+    return first_line(loaded(written, four), loaded(written))
 
 
 def own_class(folder: Path) -> str:
@@ -113,7 +115,7 @@ def own_class(folder: Path) -> str:
     for name, theta in (("right", 10000.0), ("wrong", 600000.0)):
         written = write_model(folder / name, {**config, "rope_theta": theta})
         (written / "own.py").write_text(CODE)
-        read.append(files(written, "", "--trust-remote-code"))
+        read.append(loaded(written, "", "--trust-remote-code"))
     return first_line(*read)
 
 
@@ -124,13 +126,13 @@ def double_bos(folder: Path) -> str:
         template="{% for m in messages %}{{ m['content'] }}{% endfor %}",
         adds_bos=True,
     )
-    return first_line(files(plain), files(write_model(folder / "both", {"rope_theta": 1e4}, adds_bos=True)))
+    return first_line(loaded(plain), loaded(write_model(folder / "both", {"rope_theta": 1e4}, adds_bos=True)))
 
 
 def another_dtype(folder: Path) -> str:
     weights = {name: weight.bfloat16() for name, weight in random_weights().items()}
     saved = write_model(folder / "bf16", {"rope_theta": 1e4}, weights=weights)
-    return first_line(files(write_model(folder / "fp32", {"rope_theta": 1e4})), files(saved))
+    return first_line(loaded(write_model(folder / "fp32", {"rope_theta": 1e4})), loaded(saved))
 
 
 def adapter(folder: Path) -> str:
@@ -139,7 +141,7 @@ def adapter(folder: Path) -> str:
     for number in range(2):
         merged[f"model.layers.{number}.self_attn.o_proj.weight"] += 0.002
     base = write_model(folder / "base", {"rope_theta": 1e4})
-    return first_line(files(write_model(folder / "merged", {"rope_theta": 1e4}, weights=merged)), files(base))
+    return first_line(loaded(write_model(folder / "merged", {"rope_theta": 1e4}, weights=merged)), loaded(base))
 
 
 def sent_again(folder: Path) -> str:
@@ -167,7 +169,7 @@ def sent_again(folder: Path) -> str:
         after = server.fingerprint()
     changed = compare_fingerprints(before, after)
     assert changed.exit_code == 1, "the server did not take the weights"
-    return first_line(files(sent), after)
+    return first_line(of_side(Side(backend="torch_native", model=str(sent)), "cpu", TIMEOUT_S), after)
 
 
 def truths(four: str, server: bool) -> dict[str, tuple[Callable[[Path], str], str]]:
@@ -191,8 +193,8 @@ def truths(four: str, server: bool) -> dict[str, tuple[Callable[[Path], str], st
         ),
         "mellea #947: the same in one environment": (
             lambda folder: first_line(
-                files(write_model(folder / "a", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT)),
-                files(
+                loaded(write_model(folder / "a", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT)),
+                loaded(
                     write_model(
                         folder / "b", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer"
                     )

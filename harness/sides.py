@@ -45,7 +45,8 @@ class EngineProfile:
         distributions: names under which the engine is distributed, the first the usual one.
         oldest: the oldest version that assay is tested with.
         references: by device, the attention backend that is the reference by default.
-        cpu_backends: its own attention backends that it serves on a CPU.
+        backends: its own attention backends, or nothing if its installed source lists them (``catalog``).
+        cpu_backends: those that it serves on a CPU.
         limits: flags that limit the tokens of a request.
         own_flags: flags that assay sets itself: a user's would break the comparison, or the proof that the right server answers.
         example_flag: a flag with a value, as messages show it.
@@ -53,6 +54,9 @@ class EngineProfile:
         kernels: regular expressions of the kernels that compute attention, by attention backend, if they are known.
         settings: by flag, a template of its value that describes the setting to a person.
         noise: by flag and value, the noise family that the flag declares, as a kernel declares its own.
+        install: how to install it.
+        merging: backends that compute prefill separately on cached and on new keys, and merge both in the model's dtype.
+        exact_weights: backends that keep queries and softmax weights in the model's dtype if the KV cache has 8 bits.
         instrumented: whether assay counts, shadows and traces its attention calls. An engine without that is a witness: it computes
             whole models, in a dtype of its own.
     """
@@ -69,6 +73,10 @@ class EngineProfile:
     kernels: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, str]
     noise: Mapping[tuple[str, str], str]
+    install: str
+    backends: tuple[str, ...] = ()
+    merging: tuple[str, ...] = ()
+    exact_weights: tuple[str, ...] = ()
     instrumented: bool = True
 
 

@@ -21,7 +21,8 @@ from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.engines import registry
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult, MeasuredCall
-from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
+from assay.harness.evidence.manifest import engine_of
+from assay.harness.evidence.pack import RecordedCall, hash_pack, read_manifest, read_pack, replay_command
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.diagnose import CALL_REFUSED, diagnose
 from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
@@ -241,6 +242,7 @@ class _Examined:
 
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
     """Compare a choice of the recorded outputs of a candidate with the oracle."""
+    engine = engine_of(read_manifest(pack).source.engine)
     phases, noise = candidate.phases, candidate.noise  # each lookup of a published kernel takes 20 ms
     every = [record for record in read_pack(pack) if record.call.phase in phases]
     every = recorded = [record for record in every if served or record.candidate is not None]
@@ -255,7 +257,7 @@ def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examin
     for record in chosen:
         call = _on_device(record.call)
         if not candidate.is_kernel:  # the engine's catalogue states the noise of such a backend
-            noise = registry.catalog("sglang").native_noise((candidate.name,), call.phase, call.stored is not None)
+            noise = registry.native_noise(engine, (candidate.name,), call.phase, call.stored is not None)
         results.append(measure(call, _output(record, served).to(call.q.device), noise))
     return _Examined(pack, recorded, chosen, len(every) - len(recorded)), KernelRun(tuple(results))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _USAGE = "assay fingerprint --model M, or assay fingerprint URL"
 # Options that a running server has already decided.
-_OF_A_MODEL = ("engine", "backend", "device", "engine_arg", "env", "python", "files", "startup_timeout")
+_OF_A_MODEL = ("engine", "backend", "device", "engine_arg", "env", "python", "startup_timeout")
 
 
 @app.command()
@@ -39,13 +39,7 @@ def fingerprint(
         list[str] | None,
         typer.Option("--env", metavar="NAME=VALUE", help="Environment variable of the engine; may be repeated."),
     ] = None,
-    python: Annotated[
-        str, typer.Option("--python", help="Python interpreter whose packages read and load the model.")
-    ] = "",
-    files: Annotated[
-        bool,
-        typer.Option("--files", help="Read only the model's files, with the packages of --python; needs no engine."),
-    ] = False,
+    python: Annotated[str, typer.Option("--python", help="Python interpreter whose packages load the model.")] = "",
     startup_timeout: Annotated[float, typer.Option(help="Seconds until the model must have loaded.", min=1)] = 900.0,
     out: Annotated[Path | None, typer.Option(help="A file for the fingerprint.", callback=new_file)] = None,
 ) -> None:
@@ -66,7 +60,7 @@ def fingerprint(
             engine=engine, backend=backend or profile_of(engine).references[device], model=model, interpreter=python,
             flags=tuple(engine_arg or ()), environment=dict(pair.split("=", 1) for pair in env or ()),
         )  # fmt: skip
-        made = _of_side(side, device, files, startup_timeout)
+        made = _of_side(side, device, startup_timeout)
     if out and out.name == FINGERPRINT.name:
         FINGERPRINT.write(out.parent, made)
     elif out:
@@ -86,11 +80,10 @@ def _of_url(url: str, model: str) -> Fingerprint:
         return of_url(url, "" if model == BUILTIN_MODEL else model, 60.0)
 
 
-def _of_side(side: Side, device: Device, files: bool, timeout_s: float) -> Fingerprint:
+def _of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
     from assay.harness.extras import require
-    from assay.harness.run.fingerprints import of_files, of_side
+    from assay.harness.run.fingerprints import of_side
 
-    if not files:
-        require("serve", "assay fingerprint")
-    with progress() as display, display.waiting(f"reading {side.model}" if files else f"loading {side.model}"):
-        return of_files(side, timeout_s) if files else of_side(side, device, timeout_s)
+    require("serve", "assay fingerprint")
+    with progress() as display, display.waiting(f"loading {side.model}"):
+        return of_side(side, device, timeout_s)

@@ -53,10 +53,10 @@ def init(
 
         find("", name)
     elif name != _BACKEND:
-        from assay.harness.engines.registry import catalog
+        from assay.harness.engines.registry import checked_backend
         from assay.harness.sides import Side
 
-        catalog(Side.model_fields["engine"].default).checked_backend("CANDIDATE", name)
+        checked_backend(Side.model_fields["engine"].default, "CANDIDATE", name)
     is_package = any((root / file).exists() for file in ("pyproject.toml", "setup.py"))
     origin = _installed_from()
     files = _starter_files(name, is_kernel, origin or f"{DISTRIBUTION} @ git+{REPOSITORY}", is_package)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,17 +26,14 @@ def invariance(
         str,
         typer.Option(help="Features to toggle, by id, separated by commas; by default all that this setup supports."),
     ] = "",
-    arms: Annotated[
-        Literal["pairs", "singles", "exactly"],
+    together: Annotated[
+        bool,
         typer.Option(
-            help="Which features are on together: every pair in some variant (pairs), each alone (singles), or all of "
-            "--features, and each alone if that differs (exactly)."
+            "--together",
+            help="Turn all of --features on in one variant, and each alone if that differs. By default every two features are on "
+            "together in some variant, and each without the other.",
         ),
-    ] = "pairs",
-    minutes: Annotated[
-        float,
-        typer.Option(help="Minutes for the variants; failing ones are reduced after that. Default: no limit.", min=0),
-    ] = 0.0,
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="A new folder for the evidence.", callback=new_folder)] = None,
     config: Config = None,
 ) -> None:
@@ -50,7 +47,7 @@ def invariance(
     folder = out or Path(f"{default_folder(spec.reference.backend)}-invariance")
     named = tuple(dict.fromkeys(name.strip() for name in features.split(",") if name.strip()))
     with progress() as display:
-        result = compare_features(spec, folder, features=named, mode=arms, minutes=minutes, display=display)
+        result = compare_features(spec, folder, features=named, together=together, display=display)
     raise typer.Exit(show_features(result, folder))
 
 

@@ -211,7 +211,7 @@ def backends(
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
     from assay.harness.attention.declaration import declaration
-    from assay.harness.engines.registry import catalog
+    from assay.harness.engines.registry import backends
     from assay.harness.sides import ENGINES
 
     listed: list[dict[str, Any]] = []
@@ -226,7 +226,7 @@ def backends(
     problems: dict[Engine, str] = {}
     for engine in ENGINES:
         try:
-            own[engine] = catalog(engine).backends()
+            own[engine] = backends(engine)
         except UsageError as error:
             problems[engine] = str(error)
     from assay.reports.honours import list_document
@@ -240,12 +240,12 @@ def _honours(names: list[str] | None, model: str | None, engine: Engine, python:
     from assay.harness.checks.honours import measure
     from assay.harness.engines.environments import python_of
     from assay.harness.engines.model import resolve_model
-    from assay.harness.engines.registry import catalog
+    from assay.harness.engines.registry import backends
     from assay.harness.run.preflight import served_in
     from assay.harness.sides import Side, profile_of
     from assay.reports.honours import honours_document
 
-    known = catalog(engine).backends()
+    known = backends(engine)
     if unknown := [name for name in names or () if name not in known]:
         raise UsageError(
             f"{profile_of(engine).title} has no attention backend {unknown[0]!r}.", f"one of {', '.join(known)}",

@@ -173,7 +173,7 @@ class _Raised(NamedTuple):
 
 def read(log: str, engine: Engine = "sglang") -> Failure:
     """Find in the log of an engine's server, from its launch on, why it failed."""
-    lines, causes = log.splitlines(), (*registry.failures(engine).CAUSES, *CAUSES)
+    lines, causes = log.splitlines(), (*registry.causes(engine), *CAUSES)
     chain, died = _last_chain(lines), _death(lines)
     where = next((raised.kernel for raised in chain if raised.kernel), "")
     survivable = not any(raised.ends_a_process for raised in chain)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -78,12 +80,17 @@ def score(server: Engine, ids: Sequence[int], start: int, top_k: int, at: Sequen
         if any(len(row) < top_k for row in own.ids):
             raise ValueError(f"rows without {top_k} log-probabilities")
         rows = [dict(zip(*row, strict=True)) for row in zip(own.ids, own.logprobs, strict=True)]
+        begin = len(ids) - start - 1 - len(rows)  # after those that the cache had, though no earlier prompt did
+
+        def of(values: Sequence[Any], *width: int, missing: float = math.nan) -> Any:
+            return np.array([*[np.full(width, missing)] * begin, *values]).reshape(begin + len(rows), *width)
+
         return Score(
             cached_tokens=reply.cached_tokens,
-            token=np.array(own.own, np.float32),
-            top_ids=np.array([row[:top_k] for row in own.ids], np.int32),
-            top=np.array([row[:top_k] for row in own.logprobs], np.float32),
-            at=np.array([[row[id_] for id_ in at] for row in rows], np.float32).reshape(len(rows), len(at)),
+            token=of(own.own).astype(np.float32),
+            top_ids=of([row[:top_k] for row in own.ids], top_k, missing=0).astype(np.int32),
+            top=of([row[:top_k] for row in own.logprobs], top_k).astype(np.float32),
+            at=of([[row[id_] for id_ in at] for row in rows], len(at)).astype(np.float32),
         )
 
 

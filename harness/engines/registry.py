@@ -8,17 +8,21 @@ lists them. Nothing outside the packages names an engine's module, so another en
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from assay.harness.attention.noise import BESIDE_FP8, family
 from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import URL_FORM, Backend, is_server_url
 from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline
 from assay.harness.evidence.envelope import EngineLimits
+from assay.harness.extras import meets
 from assay.harness.sides import Device, Engine, hide, profile_of
 from assay.harness.text import did_you_mean
 
@@ -52,25 +56,6 @@ class Arguments(Protocol):
         """Return what decides the numbers of any engine, in neutral names: dtype, KV cache dtype, quantization and ranks."""
 
 
-class Catalog(Protocol):
-    """``catalog``: the attention backends that the engine can serve."""
-
-    def backends(self) -> tuple[str, ...]:
-        """List the engine's own attention backends. Raises UsageError if they cannot be found here."""
-
-    def check_version(self) -> str:
-        """Return the engine's version in this environment, or an empty string without one. Raises UsageError if it is too old."""
-
-    def native_noise(self, names: Collection[str], phase: str, stored: bool, /) -> str:
-        """Return the noise family of the engine's own backends, beyond the rounding of the call's dtype, or an empty string.
-
-        Any of the named backends may have computed the call; `stored` says whether the KV cache stores fewer bits than it has.
-        """
-
-    def checked_backend(self, flag: str, name: str, /) -> Backend:
-        """Check that a server can run a backend of this name, which `flag` gave. Raises UsageError if it cannot."""
-
-
 class Features(Protocol):
     """``features``: what an engine can switch that should not affect outputs."""
 
@@ -82,12 +67,6 @@ class Features(Protocol):
 
     def with_models(self, flags: tuple[str, ...], model: Path, folder: Path, /) -> tuple[str, ...]:
         """Put folders into flags that need models made for the server's own one, which are written into its folder."""
-
-
-class Failures(Protocol):
-    """``failures``: what only this engine's logs name as the cause of a failure."""
-
-    CAUSES: tuple[Cause, ...]
 
 
 @dataclass(frozen=True)
@@ -137,14 +116,48 @@ def arguments(engine: Engine) -> Arguments:
     return cast(Arguments, module(engine, "arguments"))
 
 
-def catalog(engine: Engine) -> Catalog:
-    """Return the module with an engine's attention backends."""
-    return cast(Catalog, module(engine, "catalog"))
+def causes(engine: Engine) -> tuple[Cause, ...]:
+    """Return what only an engine's logs name as the cause of a failure (``failures``)."""
+    return cast("tuple[Cause, ...]", module(engine, "failures").CAUSES) if _has(engine, "failures") else ()
 
 
-def failures(engine: Engine) -> Failures:
-    """Return the module with the causes of failures of an engine."""
-    return cast(Failures, module(engine, "failures"))
+def backends(engine: Engine) -> tuple[str, ...]:
+    """List an engine's own attention backends. Raises UsageError if they cannot be found here."""
+    return profile_of(engine).backends or cast("tuple[str, ...]", module(engine, "catalog").backends())
+
+
+def check_version(engine: Engine) -> str:
+    """Return an engine's version in this environment, or an empty string for a checkout on the path, which has none.
+
+    Raises:
+        UsageError: it is too old, or not installed.
+    """
+    profile = profile_of(engine)
+    least = f"{profile.title} {profile.oldest} or newer"
+    for name in profile.distributions:
+        with suppress(PackageNotFoundError):
+            here = version(name)
+            if meets(here, f">={profile.oldest}"):
+                return here
+            raise UsageError(f"{profile.title} {here} is too old.", least, f"install {least}")
+    if find_spec(profile.distributions[0]) is not None:
+        return ""
+    raise UsageError(
+        f"{profile.title} is not installed in the environment that runs assay.",
+        f"the package {' or '.join(profile.distributions)}, {profile.oldest} or newer",
+        profile.install,
+    )
+
+
+def native_noise(engine: Engine, names: Collection[str], phase: str, stored: bool) -> str:
+    """Return the noise family of an engine's own backends, beyond the rounding of the call's dtype, or an empty string.
+
+    Any of the named backends may have computed the call; `stored` says whether the KV cache stores fewer bits than it has.
+    """
+    profile = profile_of(engine)
+    merged = phase == "extend" and any(name in profile.merging for name in names)
+    beside = stored and not all(name in profile.exact_weights for name in names)
+    return replace(family(BESIDE_FP8 if beside else ""), merged=merged).name
 
 
 def native_kernels(engine: Engine) -> NativeKernels:
@@ -159,7 +172,11 @@ def features(engine: Engine) -> Features:
 
 def probed(engine: Engine) -> bool:
     """Return True if an engine's servers can be asked the probes: it then lists its features."""
-    return find_spec(f"assay.harness.engines.{engine}.features") is not None
+    return _has(engine, "features")
+
+
+def _has(engine: Engine, name: str) -> bool:
+    return find_spec(f"assay.harness.engines.{engine}.{name}") is not None
 
 
 def fingerprint_module(engine: Engine) -> str:
@@ -182,7 +199,7 @@ def module(engine: Engine, name: str) -> Any:
         ) from None
 
 
-def checked_name(engine: Engine, flag: str, name: str) -> Backend:
+def checked_backend(engine: Engine, flag: str, name: str) -> Backend:
     """Check that an engine's server can run a backend of this name, which `flag` gave, and return it.
 
     Raises:
@@ -197,8 +214,14 @@ def checked_name(engine: Engine, flag: str, name: str) -> Backend:
     backend = Backend.parse(name)
     if backend.is_url and not is_server_url(name):
         raise UsageError(f"{flag}: {hide('', name)} is not the URL of a server.", URL_FORM, "correct the URL")
-    if backend.is_url or name in (own := catalog(engine).backends()):
+    if name in (own := backends(engine)) or (backend.is_url and profile_of(engine).instrumented):
         return backend
+    if not profile_of(engine).instrumented:
+        raise UsageError(
+            f"{flag}: {profile_of(engine).title} has no attention backend {name!r}.",
+            f"one of {', '.join(own)}",
+            f"give {flag}={own[0]}, or name the engine that has {name}",
+        )
     if not backend.is_kernel and not name.endswith(".py") and ("/" in name or Path(name).is_dir()):
         near = next((f"name {path.parent}" for path in sorted(Path(name).glob(f"*/{baseline.FILE}"))), "check the path")
         raise UsageError(

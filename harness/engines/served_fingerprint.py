@@ -13,7 +13,7 @@ from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
-from assay.harness.fingerprint.in_interpreter import observed, written_ids
+from assay.harness.fingerprint.folder_readings import observed, written_ids
 from assay.harness.fingerprint.weights import joined
 from assay.harness.text import one_line
 

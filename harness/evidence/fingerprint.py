@@ -56,21 +56,19 @@ class Weight(Record):
     """One parameter as loaded.
 
     Attributes:
-        name: its path in the model, or the place of a piece in the whole.
+        name: its path in the model.
         shape: shape of this process's part.
         dtype: dtype of its elements.
         digest: digest of all bytes, or of a sample for a large parameter (`assay.harness.fingerprint.weights`).
-        projections: products with random signs that depend on the name and the indices in the whole. They distinguish rounded
-            weights from different ones, and a whole's projections are the sum over its parts. Empty if each process's part is
-            unknown.
+        projections: products with random signs that depend on the name and the indices. They distinguish rounded weights from
+            different ones. Empty if several processes hold different parts.
         signs: the name and the first row that determine the signs, "NAME ROW", or empty for its own name and row 0.
-        sums: sums of powers over all elements. They do not depend on order, so shards add up even if their places are unknown.
+        sums: sums of powers over all elements. They do not depend on order, so the parts of several processes add up.
         grid: the narrowest dtype that holds all elements exactly, such as "bfloat16" for a float32 parameter.
         ranks: number of processes that hold a part of it, or 1 if each holds the whole.
-        whole: shape of the whole parameter, or empty if the process's part of it is unknown.
-        held: for one process, the pieces of the whole that it holds; for all processes together, each one's part in rank order, if
-            `whole` is unknown.
-        copies_differ: whether copies of the same piece differ between processes.
+        held: each process's part in rank order, if they differ.
+        copied: whether each process holds the whole, by its layer.
+        copies_differ: whether these copies differ between processes.
         unlike_checkpoint: relative distance from the checkpoint's values; 0 if they are the same or unknown.
         not_in_checkpoint: whether the checkpoint lacks it, or a part of it.
         kept: why it must not be rounded, such as "router bias", or empty for other parameters.
@@ -85,8 +83,8 @@ class Weight(Record):
     sums: tuple[float, ...] = ()
     grid: str = ""
     ranks: int = 1
-    whole: tuple[int, ...] = ()
     held: tuple[Weight, ...] = ()
+    copied: bool = False
     copies_differ: bool = False
     unlike_checkpoint: float = 0.0
     not_in_checkpoint: bool = False
@@ -158,7 +156,7 @@ class Fingerprint(RunRecord):
 
     Attributes:
         source: the kind of source that was observed.
-        engine: "SGLang 0.5.23 on cpu", or the packages that read the model's files.
+        engine: such as "SGLang 0.5.23 on cpu".
         model: the model's name as given.
         asked: the side's settings as requested, by name, as in `assay.harness.sides.treatment`.
         tokens, rope, weights: see their types. The weights are joined over all processes.
@@ -180,7 +178,7 @@ class Fingerprint(RunRecord):
     """
 
     schema_id: Literal["assay.fingerprint/1"] = Field(SCHEMA, alias="schema")
-    source: Literal["server", "model runner", "files", "endpoint"]
+    source: Literal["server", "model runner", "endpoint"]
     engine: str
     model: str
     asked: dict[str, str] = Field(default_factory=dict)
@@ -204,7 +202,7 @@ class Fingerprint(RunRecord):
     seconds: dict[str, float] = Field(default_factory=dict)
 
     def with_parts(self, read: Mapping[str, Any], seconds: Mapping[str, float] = MappingProxyType({})) -> Fingerprint:
-        """Return it with more parts, as `assay.harness.fingerprint.in_interpreter.observed` returns them, after `seconds`."""
+        """Return it with more parts, as `assay.harness.fingerprint.folder_readings.observed` returns them, after `seconds`."""
         taken = {**seconds, **self.seconds, **read["seconds"]}
         missing = {**self.not_observed, **read["not_observed"]}
         return self.model_copy(update={**read, "not_observed": missing, "seconds": taken})

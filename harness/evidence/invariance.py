@@ -25,8 +25,6 @@ class InvarianceManifest(Origin):
         features: ids of the features that arms switch.
         not_covered: features that cannot be switched here: id -> reason.
         arms: the planned arms after the base, each as the ids of its features.
-        mode: how the arms were chosen: "pairs", "singles" or "exactly".
-        minutes: the budget, or 0 without one.
         dtype: dtype of the activations, such as "float32".
         lengths: probe id -> tokens in its prompt, in its shared prefix, and in its answer.
     """
@@ -35,8 +33,6 @@ class InvarianceManifest(Origin):
     features: tuple[str, ...]
     not_covered: dict[str, str]
     arms: tuple[tuple[str, ...], ...]
-    mode: str
-    minutes: float
     dtype: str
     lengths: dict[str, tuple[int, int, int]]
 

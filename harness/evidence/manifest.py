@@ -15,12 +15,17 @@ from assay.harness.errors import AssayError, EngineError
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.schema import Part, Record
-from assay.harness.sides import Engine, Role, profile_of
+from assay.harness.sides import ENGINES, Engine, Role, profile_of
 
 
 def engine_label(engine: Engine, version: str, device: str) -> str:
     """Name an engine for evidence and reports: "SGLang 0.5.23 on cpu"."""
     return f"{profile_of(engine).title} {version} on {device}"
+
+
+def engine_of(label: str) -> Engine:
+    """Return the engine of a label that `engine_label` made, or of another text the default."""
+    return next((each for each in ENGINES if label.startswith(f"{profile_of(each).title} ")), ENGINES[0])
 
 
 class ServerManifest(Record):

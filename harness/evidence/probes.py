@@ -61,6 +61,7 @@ class ProbeReply(Record):
         probe: id of the probe.
         prompt_tokens: tokens of its prompt.
         cached_tokens: prompt tokens from the prefix cache.
+        foreign_tokens: those of them that no earlier prompt had in the same places.
         host_tokens: cached tokens that came from the host's memory.
         prefill: its prompt, teacher-forced.
         decode: its generated tokens.
@@ -73,6 +74,7 @@ class ProbeReply(Record):
     probe: str
     prompt_tokens: int
     cached_tokens: int
+    foreign_tokens: int = 0
     host_tokens: int = 0
     prefill: Scores = Scores()
     decode: Scores = Scores()
@@ -100,7 +102,7 @@ class ProbePass(RunRecord):
     Attributes:
         number: position in the order of passes; 0 is the base.
         features: ids of the features that were on; in a run, those of its requests.
-        why: why it was run: "base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction", "asked
+        why: why it was run: "base", "base again", "base longer", "base third", "pairs", "together", "reduction", "asked
             again" for a failed arm, "sensitivity", or, for a traced pass, "trace" or "trace again"; in a run "sides".
         replies: replies in the order of the probes, or empty if the arm failed.
         texts: greedy answers to a few prompts, which end where the model ends them.

@@ -111,6 +111,5 @@ def added_up(name: str, parts: Sequence[Weight]) -> Weight:
             "signs": "",
             "digest": "+".join(part.digest for part in parts),
             "shape": (sum(shape[0] for shape in shapes), *shapes[0][1:]) if signed else (int(sums[0]),) if sums else (),
-            "whole": (),
         }
     )

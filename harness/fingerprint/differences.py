@@ -34,8 +34,8 @@ _OF_REQUESTS = {
 _TABLED = re.compile(r"config\.(\w+\.)?rope_(theta|scaling|parameters)(\.|$)")
 # Source of a URL's fingerprint. No setting was requested of it, so no setting declares a difference from it.
 _ENDPOINT = "endpoint"
-# Parts that are available from files, from a model runner and from a server.
-_IN_FILES = ("tokens", "generation", "rope", "weights", "environment", "packages")
+# Parts that are available from a model runner and from a server.
+_IN_BOTH = ("tokens", "generation", "rope", "weights", "environment", "packages")
 # Parts that only one of two servers may have: ignored features are measured without a server, positions need a request.
 _APART = ("ignored", "positions")
 # Differences of weights that make it a different model: most weights differ, or are rounded.
@@ -140,8 +140,8 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     lost = [part for part in _seen_in(sources) if left.has(part) != right.has(part) and part not in allowed]
     if _ENDPOINT in sources:  # a URL reports only the version of its engine
         left, right = _with_names_of("packages", left, right), _with_names_of("packages", right, left)
-    # The sources of settings differ: a server adds those of its layers, files those of transformers, a URL only ``config.json``.
-    if len(sources - {"server", "model runner"}) + bool(sources & {"server", "model runner"}) > 1:
+    # A server adds the settings of its layers, a URL has only those of ``config.json``.
+    if _ENDPOINT in sources and len(sources) > 1:
         left, right = _with_names_of("config", left, right), _with_names_of("config", right, left)
     compared = [part for part in PARTS if left.has(part) and right.has(part)]
     # Two folders may hold different weights that cannot be read.
@@ -159,7 +159,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         # The settings behind RoPE tables can be written in several ways without changing the tables.
         if not ("rope" in compared and _TABLED.match(difference.name))
     ]
-    if sources <= {"server", "model runner"} and {"weights", "quantisation"} <= set(compared):
+    if _ENDPOINT not in sources and {"weights", "quantisation"} <= set(compared):
         # Where both compute in the same dtype, that of config.json says only in which one the checkpoint was saved.
         computed = {"weights.dtype", "quantisation.weights"}.isdisjoint(each.name for each in differ)
         differ = [each for each in differ if not (computed and each.name == _SAVED_DTYPE)]
@@ -221,7 +221,7 @@ def _seen_in(sources: Collection[str]) -> Sequence[str]:
     """Return the parts that both sides should have. Two sides from the same kind of source have the same parts, except `_APART`."""
     if len(sources) == 1:
         return [part for part in PARTS if part not in _APART]
-    return _IN_FILES if _ENDPOINT not in sources else ()
+    return _IN_BOTH if _ENDPOINT not in sources else ()
 
 
 def _hidden(left: Fingerprint, right: Fingerprint) -> Iterator[str]:

@@ -18,6 +18,8 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 # Scales of a KV cache, which the part on quantisation has.
 _KV_SCALE = re.compile(r"^_?[kqv]_?(?:scale|range)|^prob_scale")
 _ROWS_AT_ONCE = 4096
+# Names of tables of RoPE: cos and sin by position, or frequencies alone.
+_COS_SIN, _FREQUENCIES = "cos_sin_cache", "inv_freq"
 
 
 def held_floats(model: Any) -> dict[str, str]:
@@ -41,37 +43,46 @@ def ropes_of(model: Any, config: Mapping[str, Any], called: str = "config.json")
     kinds = {**config, **(config.get("text_config") or {})}.get("layer_types") or []
     users: dict[int, tuple[str, Any, list[int]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(getattr(module, "cos_sin_cache", None), Tensor) or isinstance(
-            getattr(module, "inv_freq", None), Tensor
-        ):
+        if _tables_of(module) and not re.search("visual|vision", path):
             _, _, layers = users.setdefault(id(module), (path, module, []))
             number = layer_of(path)
             layers += [] if number is None else [number]
     above = any(not layers and hasattr(module, "inv_freq") for _, module, layers in users.values())
     tables = []
     for path, module, layers in users.values():
-        if "visual" in path or "vision" in path:
-            continue
-        kind = next(iter({kinds[n] for n in layers if n < len(kinds)}), "") if layers else ""
-        kind = "sliding_attention" if path.endswith("_local") else kind
+        of_layers = next(iter({kinds[n] for n in layers if n < len(kinds)}), "") if layers else ""
+        of_layers = "sliding_attention" if path.endswith("_local") else of_layers
         # Gemma 3 computes cos and sin once for all layers, whose own tables are then not read.
         judged = [] if above and layers else asked
-        tables.append(_rope(path, module, ranges_of(layers), judged, kind, called))
+        for name in _tables_of(module):
+            tables.append(_rope(path, module, name, ranges_of(layers), judged, of_layers, called))
     return tuple(tables)
 
 
-def _rope(path: str, module: Any, layers: str, asked: Any, kind: str, called: str) -> RopeTable:
-    table: Any = getattr(module, "cos_sin_cache", None)
-    seen: dict[str, Any] = {}
-    if isinstance(table, Tensor):
+def _tables_of(module: Any) -> list[str]:
+    """Name the attributes of a module that hold RoPE; in transformers, ``sliding_attention_inv_freq`` is of one type of layers."""
+    if isinstance(getattr(module, _COS_SIN, None), Tensor):
+        return [_COS_SIN]
+    held = {**vars(module), **dict(module.named_buffers(recurse=False))}
+    return [
+        name
+        for name, value in held.items()
+        if name.endswith(_FREQUENCIES) and "original" not in name and isinstance(value, Tensor)
+    ]
+
+
+def _rope(path: str, module: Any, name: str, layers: str, asked: Any, kind: str, called: str) -> RopeTable:
+    table, seen = getattr(module, name), dict[str, Any]()
+    if name == _COS_SIN:
         cos, sin = (half[:2].double().cpu() for half in table.chunk(2, dim=-1))
         read, scale = torch.atan2(sin[1], cos[1]), float(cos[0, 0])
     else:
-        table = module.inv_freq
-        read, scale = table.double().cpu(), float(getattr(module, "attention_scaling", 1.0))
+        own = name.removesuffix(_FREQUENCIES)
+        read, scale = table.double().cpu(), float(getattr(module, f"{own}attention_scaling", 1.0))
+        kind = own.rstrip("_") or kind
     tolerance = max(2.0**-12, 4 * float(torch.finfo(table.dtype).eps))
     wrong = wrong_rope(read.tolist(), scale, asked, kind, tolerance, called)
-    if table is not getattr(module, "inv_freq", None):
+    if name == _COS_SIN:
         meant = None if wrong else nearest(read.tolist(), asked, kind)
         exact = torch.tensor(meant.frequencies, dtype=torch.float64) if meant else read
         off = _off_by_row(table, exact, meant.scale if meant else scale)
@@ -84,7 +95,7 @@ def _rope(path: str, module: Any, layers: str, asked: Any, kind: str, called: st
                 f"{seen['error']:.2g} within {len(off):,} positions, though their frequencies are right"
             )
     return RopeTable(
-        name=path,
+        name=path if name in (_COS_SIN, _FREQUENCIES) else f"{path}.{kind}",
         layers=layers,
         kind=type(module).__name__,
         dtype=dtype_name(table.dtype),

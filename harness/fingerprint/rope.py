@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay.harness.evidence.fingerprint import RopeTable
-
 _PLAIN = ("default", "mrope", "")
 """Scaling types that scale nothing."""
 # Largest relative distance of equal frequencies, when they are inferred from a float32 table.
@@ -216,20 +214,3 @@ def _number(theta: float) -> str:
     """Format a base for people, as "10,000", rounded to four digits."""
     rounded = float(f"{theta:.4g}")
     return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
-
-
-def judged_tables(read: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> tuple[RopeTable, ...]:
-    """Return the tables that `assay.harness.fingerprint.in_interpreter.rope_tables` reads, judged by a ``config.json``."""
-    asked = asked_ropes(config)
-    return tuple(
-        RopeTable(
-            name=table["name"],
-            kind=table["kind"],
-            dtype=table["dtype"],
-            frequencies=tuple(table["frequencies"]),
-            scale=table["scale"],
-            digest="",
-            wrong=wrong_rope(table["frequencies"], table["scale"], asked, table["layers"]),
-        )
-        for table in read
-    )

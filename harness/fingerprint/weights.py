@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 
@@ -34,78 +34,21 @@ _SAME = 2.0**-20  # relative distance of float32 sums of the same numbers in a d
 _SAME_SAMPLE = 2.0**-17
 
 
-@dataclass(frozen=True)
-class Piece:
-    """The place of a piece within a whole parameter.
-
-    Attributes:
-        rows: runs of rows of the whole, (first, number), in the order held. The rows are those of the tensor with all dims but the
-            last flattened, or the elements of a vector.
-        column: the first column in the whole, or 0 for a vector.
-    """
-
-    rows: tuple[tuple[int, int], ...]
-    column: int = 0
-
-    @property
-    def name(self) -> str:
-        """The place as text, which copies of a piece share."""
-        return f"row {self.rows[0][0]}, column {self.column}"
-
-    @property
-    def size(self) -> int:
-        """The number of rows."""
-        return sum(number for _, number in self.rows)
+# Parameters that engines must keep in float32, by their names. A bias of the router's own product has the model's dtype.
+_KEPT = {"router bias": re.compile(r"e_score_correction_bias$"), "decay of a state": re.compile(r"A_log$")}
+# Layers of SGLang and vLLM whose parameters every process holds whole.
+_COPIED = re.compile(r"Norm$|^ReplicatedLinear$")
 
 
-@dataclass(frozen=True)
-class WeightPlace:
-    """The part of a whole parameter that a process holds.
-
-    Attributes:
-        whole: shape of the whole.
-        pieces: the pieces that it holds, concatenated along the rows. A part that other processes also hold is a separate piece.
-    """
-
-    whole: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-
-
-def describe_weight(name: str, tensor: Tensor, kept: str = "", place: WeightPlace | None = None) -> Weight:
-    """Describe a parameter, or this process's part of it.
-
-    Args:
-        name: its path in the model, which determines the signs of its projections.
-        kept: see `Weight`.
-        place: its place within the whole, if known.
-    """
-    tensor = tensor.detach()
-    if place is None:
-        return _described(name, tensor, kept=kept)
-    if tuple(tensor.shape) == place.whole:
-        return _described(name, tensor, kept=kept).model_copy(update={"whole": place.whole})
-    held = []
-    if len(place.pieces) == 1:
-        held.append(_described(name, tensor, place.pieces[0]))
-    else:
-        import torch
-
-        rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor
-        sizes = [piece.size for piece in place.pieces]
-        held += [
-            _described(name, part, piece) for part, piece in zip(torch.split(rows, sizes), place.pieces, strict=True)
-        ]
-    return Weight(
-        name=name,
-        shape=tuple(tensor.shape),
-        dtype=_dtype(tensor),
-        digest=held[0].digest if len(held) == 1 else _digest(tensor, _sample(tensor)),
-        sums=added([piece.sums for piece in held]),
-        grid=max((piece.grid for piece in held), key=lambda grid: _MANTISSA.get(grid, 0)),
-        kept=kept,
-        whole=place.whole,
-        held=tuple(piece.model_copy(update={"name": at.name}) for piece, at in zip(held, place.pieces, strict=True)),
-    )
+def weights_of(model: Any) -> tuple[Weight, ...]:
+    """Describe the parameters of a loaded model, or of a process's part of it."""
+    described = []
+    for name, parameter in model.named_parameters():
+        kept = next((why for why, pattern in _KEPT.items() if pattern.search(name)), "")
+        layer = type(model.get_submodule(name.rpartition(".")[0]))
+        copied = any(_COPIED.search(kind.__name__) for kind in layer.__mro__)
+        described.append(describe_weight(name, parameter, kept).model_copy(update={"copied": copied}))
+    return tuple(described)
 
 
 def describe_part(name: str, tensor: Tensor, whole: str, row: int) -> Weight:
@@ -117,27 +60,28 @@ def describe_part(name: str, tensor: Tensor, whole: str, row: int) -> Weight:
     """
     if not tensor.dim() or (whole, row) == (name, 0):
         return describe_weight(name, tensor)
-    rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.numel()
-    made = _described(whole, tensor.detach(), Piece(((row, rows),)))
-    return made.model_copy(update={"name": name, "signs": f"{whole} {row}"})
+    return describe_weight(whole, tensor, row=row).model_copy(update={"name": name, "signs": f"{whole} {row}"})
 
 
-def _described(name: str, tensor: Tensor, piece: Piece | None = None, kept: str = "") -> Weight:
-    shape, dtype, sample = tuple(tensor.shape), _dtype(tensor), _sample(tensor)
-    digest = _digest(tensor, sample)
+def describe_weight(name: str, tensor: Tensor, kept: str = "", row: int = 0) -> Weight:
+    """Describe a parameter, or this process's part of it.
+
+    Args:
+        name: its path in the model, which determines the signs of its projections.
+        kept: see `Weight`.
+        row: the row of these signs with which it begins.
+    """
+    tensor = tensor.detach()
+    sample = _sample(tensor)
+    made = Weight(
+        name=name, shape=tuple(tensor.shape), dtype=_dtype(tensor), digest=_digest(tensor, sample), kept=kept
+    )  # fmt: skip
     if not tensor.numel() or tensor.is_complex():
-        return Weight(name=name, shape=shape, dtype=dtype, digest=digest, kept=kept)
-    projections, sums = _products(name, tensor, piece)
-    return Weight(
-        name=name,
-        shape=shape,
-        dtype=dtype,
-        digest=digest,
-        projections=projections,
-        sums=sums,
-        grid=_grid(sample, dtype),
-        kept=kept,
-    )
+        return made
+    projections, sums = _products(name, tensor, row)
+    return made.model_copy(
+        update={"projections": projections, "sums": sums, "grid": _grid(sample, _dtype(tensor))}
+    )  # fmt: skip
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -165,15 +109,20 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
-def _products(name: str, tensor: Tensor, piece: Piece | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute u'Wv for random signs u and v, and the sums of w, |w|, w^2 and w^4 over all elements, in one pass."""
+def _products(name: str, tensor: Tensor, row: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Compute u'Wv for random signs u and v, and the sums of w, |w|, w^2 and w^4 over all elements, in one pass.
+
+    The signs are those of rows from `row` on; a vector's elements are its rows.
+    """
     import torch
 
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
     height, width = rows.shape
-    held = piece or Piece(((0, height if tensor.dim() > 1 else width),))
-    at = (held.rows, ((held.column, width),)) if tensor.dim() > 1 else (((0, 1),), held.rows)
-    left, right = (_signs(name, side, runs).to(tensor.device) for side, runs in zip("uv", at, strict=True))
+    first = (row, 0) if tensor.dim() > 1 else (0, row)
+    left, right = (
+        _signs(name, side, at, many).to(tensor.device)
+        for side, at, many in zip("uv", first, (height, width), strict=True)
+    )
     at_once = max(1, _CHUNK // rows.shape[1])
     products = torch.zeros(_PROJECTIONS, dtype=torch.float64, device=tensor.device)
     sums = torch.zeros(4, dtype=torch.float64, device=tensor.device)
@@ -190,14 +139,13 @@ def _products(name: str, tensor: Tensor, piece: Piece | None) -> tuple[tuple[flo
     return tuple(products.tolist()), (float(tensor.numel()), *sums.tolist())
 
 
-def _signs(name: str, side: str, runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Draw signs for runs of indices, (first, number). An index's signs do not depend on the number of indices."""
+def _signs(name: str, side: str, first: int, number: int) -> Tensor:
+    """Draw signs for indices from `first` on. An index's signs do not depend on the number of indices."""
     import torch
 
     seed = int.from_bytes(hashlib.sha256(f"{side} {name}".encode()).digest()[:7], "big")
-    size = max(first + number for first, number in runs)
-    drawn = torch.randint(0, 2, (size, _PROJECTIONS), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([drawn[first : first + number] for first, number in runs]).to(torch.float32) * 2 - 1
+    drawn = torch.randint(0, 2, (first + number, _PROJECTIONS), generator=torch.Generator().manual_seed(seed))
+    return drawn[first:].to(torch.float32) * 2 - 1
 
 
 def added(of_parts: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -264,7 +212,7 @@ def by_projections(left: Weight, right: Weight) -> bool:
 
 def extent(weight: Weight) -> tuple[int, ...]:
     """Return the rows and columns of a whole parameter, or the length of a vector."""
-    shape = weight.whole or weight.shape
+    shape = weight.shape
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape
 
 
@@ -343,9 +291,9 @@ def rounded_to(left: Weight, right: Weight, far: float) -> str:
 def joined(of_ranks: Sequence[Fingerprint]) -> Fingerprint:
     """Join the observations of a server's processes, in rank order. The first process stands for whatever all share.
 
-    Parameters that every process holds whole are kept. For the others, the sums and projections of the pieces are added up, each
-    piece once. If it is unknown which pieces the processes hold, only the sums are added, and each process's part is kept
-    separately. Position ids come from the first process that computed a request: with data-parallel attention, others may not.
+    Parameters that are the same in every process are whole in each. For the others, the sums of the parts are added up, and each
+    process's part is kept. Position ids come from the first process that computed a request: with data-parallel attention, others
+    may not.
     """
     first = of_ranks[0]
     positions = next((made.positions for made in of_ranks if made.positions), first.positions)
@@ -360,38 +308,15 @@ def joined(of_ranks: Sequence[Fingerprint]) -> Fingerprint:
 
 def _merged(parts: Sequence[Weight]) -> Weight:
     first = parts[0]
-    alike = all(same_bytes(first, part) for part in parts)
-    if alike and not any(part.held for part in parts):
+    if all(same_bytes(first, part) for part in parts):
         return first
-    digest = (
-        first.digest
-        if alike and not first.held
-        else hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()[:16]
-    )
-    update = _united(parts) or {
+    if first.copied:
+        return first.model_copy(update={"copies_differ": True})
+    update = {
+        "digest": hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()[:16],
         "sums": added([part.sums for part in parts]),
         "projections": (),
-        "whole": (),
         "held": tuple(parts) if all(part.projections for part in parts) else (),
         "ranks": len(parts),
     }
-    return first.model_copy(update={**update, "digest": digest})
-
-
-def _united(parts: Sequence[Weight]) -> dict[str, object]:
-    """Return the fields to update if the pieces of all processes make up the whole, or {} if they do not or are unknown."""
-    whole = parts[0].whole
-    pieces: dict[str, Weight] = {}
-    differ = False
-    for piece in (piece for part in parts for piece in part.held or (part,)):
-        differ |= not same_bytes(pieces.setdefault(piece.name, piece), piece)
-    held = sum(math.prod(piece.shape) for piece in pieces.values())
-    if not whole or any(part.whole != whole for part in parts) or held != math.prod(whole):
-        return {}
-    return {
-        "sums": added([piece.sums for piece in pieces.values()]),
-        "projections": added([piece.projections for piece in pieces.values()]),
-        "held": (),
-        "ranks": 1 if len(pieces) == 1 else len(parts),
-        "copies_differ": differ,
-    }
+    return first.model_copy(update=update)

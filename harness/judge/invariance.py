@@ -13,7 +13,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
 from assay.harness.evidence.probes import ProbePass, TracedPlace, passes_of
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, closed, left_out, name_of, smallest
+from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, closed, name_of, smallest
 from assay.harness.judge.invariance_result import ArmRow, InvarianceResult
 from assay.harness.judge.parting import parting_of, traced_passes
 from assay.harness.judge.probe_outcome import PassOutcome, State
@@ -33,7 +33,7 @@ from assay.harness.judge.probe_scores import (
 )
 from assay.harness.judge.traces import PartingRow, least_error
 from assay.harness.statement import Statement, state
-from assay.harness.verdict import Check, CheckStatus, Finding, Requirement, Verdict
+from assay.harness.verdict import Check, Finding, Requirement, Verdict
 
 _FINDING = "feature-changes-output"
 _VERDICTS: Mapping[State, Verdict] = {
@@ -130,8 +130,6 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     shown = [
         _served_alike(judged, unlike.get(record.number)) for record, judged in zip(ran.arms, outcomes, strict=True)
     ]
-    done = [judged.arm for judged in shown if judged.state in ("same", "differs")]
-    lost = left_out([frozenset(arm) for arm in manifest.arms], done, ran.known)
     checks = (
         _ended(ran),
         _answered(ran),
@@ -140,7 +138,6 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _shown(ran),
         same,
         _decided(outcomes, manifest),
-        _covered(lost, manifest),
     )
     failing = _failing(shown)
     partings = {arm: _parting(ran, failing[arm]) for arm in smallest(failing)}
@@ -159,7 +156,6 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         features={id_: feature.title for id_, feature in ran.known.items()},
         not_covered=manifest.not_covered,
         partings=tuple(partings.values()),
-        left_out=tuple(lost),
         checks=checks,
         findings=tuple(findings),
     )
@@ -256,29 +252,21 @@ def _shown(ran: _Arms) -> Check:
     required = Requirement("features-on")
     if missing := [id_ for id_ in ran.known if id_ not in shown]:
         whys = {id_: record.unseen.get(id_) or record.problem for record in ran.arms for id_ in record.features}
-        spent = bool(ran.manifest.minutes) and not whys.keys() & set(missing)
         said = [(id_, whys.get(id_, "")) for id_ in missing]
-        return required.check("missing", state("features-not-on", features=said, spent=spent))
+        return required.check("missing", state("features-not-on", features=said))
     return required.check("ok", state("features-on", features=list(ran.known)))
 
 
 def _decided(outcomes: Sequence[PassOutcome], manifest: InvarianceManifest) -> Check:
-    """Demand every planned arm; those that a budget leaves out of a covering array only leave pairs out."""
+    """Demand every planned arm."""
     required = Requirement("arms-decided")
     ran = {judged.arm for judged in outcomes}
     unrun = [arm for arm in map(frozenset, manifest.arms) if arm not in ran]
-    if unrun and not (outcomes and manifest.mode == "pairs" and manifest.minutes):
-        names = [*map(name_of, unrun)]
-        return required.check("missing", state("arms-not-recorded", arms=names, minutes=manifest.minutes))
+    if unrun:
+        return required.check("missing", state("arms-not-recorded", arms=[*map(name_of, unrun)]))
     if open_ := [(name_of(judged.arm), judged.why) for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]:
         return required.check("missing", state("arms-undecided", arms=open_))
     return required.met(bool(outcomes), state("arms-decided", arms=len(outcomes)))
-
-
-def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> Check:
-    status: CheckStatus = "not checked" if lost or manifest.mode != "pairs" else "ok"
-    outcome = state("pairs-covered", mode=manifest.mode, left_out=[*map(name_of, lost)])
-    return Requirement("pairs-covered").check(status, outcome)
 
 
 def _verdict(checks: Sequence[Check], outcomes: Sequence[PassOutcome]) -> Verdict:
@@ -338,7 +326,7 @@ def _finding(ran: _Arms, judged: PassOutcome, outcomes: Sequence[PassOutcome], p
     ]
     first = f"first at {ran.place(judged.first)}" if judged.first else "in the generated text"
     words = shlex.split(manifest.command)
-    words = [word for word in words if not word.startswith(("--features=", "--minutes=", "--arms="))]
+    words = [word for word in words if not word.startswith(("--features=", "--together"))]
     return Finding(
         id=_FINDING,
         title=f"{name} changes the output{f' in {askings[0]} of {askings[1]} askings' if askings else ''}",
@@ -351,7 +339,7 @@ def _finding(ran: _Arms, judged: PassOutcome, outcomes: Sequence[PassOutcome], p
             why=() if judged.first else judged.why, alone=alone,
         ),
         shown_by=tuple(each for holds, each in shown_by if holds),
-        reproduce=shlex.join([*words, f"--features={','.join(sorted(judged.arm))}", "--arms=exactly"]),
+        reproduce=shlex.join([*words, f"--features={','.join(sorted(judged.arm))}", "--together"]),
     )  # fmt: skip
 
 

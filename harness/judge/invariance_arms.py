@@ -65,11 +65,6 @@ def speculation_of(arm: Arm, known: Mapping[str, Feature]) -> Arm:
     return closed([id_ for id_ in arm if known[id_].drafts], known)
 
 
-def singles(known: Mapping[str, Feature]) -> list[Arm]:
-    """Return an arm for each feature: the feature alone, with its requirements."""
-    return in_order({closed([id_], known) for id_ in known}, known)
-
-
 def pairs(known: Mapping[str, Feature]) -> list[Arm]:
     """Return arms in which, for every two features that can be on together, both are on, and each is on without the other.
 
@@ -117,15 +112,6 @@ def in_order(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
         return len(server), sorted(server), stays, len(arm), sorted(arm)
 
     return sorted(arms, key=key)
-
-
-def left_out(planned: Collection[Arm], done: Collection[Arm], known: Mapping[str, Feature]) -> list[tuple[str, str]]:
-    """Return the pairs of features that should have been on together in some arm, but were in none."""
-
-    def covered(arms: Collection[Arm]) -> set[tuple[str, str]]:
-        return {pair for arm in arms for pair in combinations(sorted(arm), 2)}
-
-    return sorted(covered(planned) - covered(done))
 
 
 def smallest(failing: Collection[Arm]) -> list[Arm]:

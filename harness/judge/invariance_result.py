@@ -17,7 +17,7 @@ class ArmRow(Part):
     number: int
     features: tuple[str, ...]
     chosen_by: str = Field(
-        description='"base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction" or "sensitivity"'
+        description='"base", "base again", "base longer", "base third", "pairs", "together", "reduction" or "sensitivity"'
     )
     verdict: Verdict
     why: tuple[Statement, ...] = Field(description="reasons other than distances; none for a pass")
@@ -56,7 +56,6 @@ class InvarianceResult(Judgement):
     features: dict[str, str] = Field(description="features that variants toggle: id -> effect")
     not_covered: dict[str, str] = Field({}, description="features that cannot be toggled here: id -> reason")
     partings: tuple[PartingRow, ...] = Field((), description="one for each finding, in their order")
-    left_out: tuple[tuple[str, str], ...] = Field((), description="pairs that the budget left out")
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
 
@@ -73,6 +72,6 @@ class InvarianceResult(Judgement):
         if self.unmet:
             return state("requirement-unmet", requirement=self.unmet[0].requirement, outcome=self.unmet[0].outcome)
         return state(
-            "features-change-nothing", backend=self.backend, left_out=len(self.left_out),
-            features=len(self.features), arms=sum(bool(arm.features) for arm in self.arms),
+            "features-change-nothing", backend=self.backend, features=len(self.features),
+            arms=sum(bool(arm.features) for arm in self.arms),
         )  # fmt: skip

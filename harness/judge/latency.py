@@ -11,6 +11,7 @@ from typing import Literal
 from assay.evals.loads import Shape
 from assay.harness.conditions import MIN_CACHED_SHARE
 from assay.harness.config import recorded_spec
+from assay.harness.engines import registry
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing, bench_folder
 from assay.harness.evidence.counters import CallCount
@@ -226,8 +227,11 @@ def _server_checks(
 
 
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
-    sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
-    chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
+    sizes = {
+        server.role: registry.arguments(server.kind).limits_of(server.arguments, shape.prompt).chunk_tokens
+        for server in manifest.servers
+    }
+    chunked = all(size is not None and size < shape.prompt for size in sizes.values())
     chunks = state("chunks", prompt=shape.prompt, sizes=[(role, str(size)) for role, size in sizes.items()])
     return Requirement("chunked").of(shape.name).met(chunked, chunks)
 

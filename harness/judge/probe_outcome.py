@@ -78,13 +78,15 @@ def outcome(
     if not record.complete:
         return PassOutcome(arm, "not run", {}, why=(state("shows-nothing", why="failed", said=record.problem),))
     distances = distances_of(base, record)
+    foreign = _foreign_blocks(base, record)
     floors = {measure: limits[measure].floor or limits[measure] for measure in MEASURES}
     wrong = [measure for measure in MEASURES if not floors[measure].holds(distances[measure])]
     if wrong:
         first = first_beyond(places(base.replies, record.replies, wrong[0]), floors[wrong[0]])
-        return PassOutcome(arm, "differs", distances, first, _notes(record))
+        return PassOutcome(arm, "differs", distances, first, (*filter(None, [foreign]), *_notes(record)))
     if (
-        apart := _texts_apart(base, record, swing)
+        apart := foreign
+        or _texts_apart(base, record, swing)
         or _ends_elsewhere(base, record)
         or _writes_another(base, record, swing)
         or _drafts_lost(record, drafts, drafted)
@@ -132,6 +134,19 @@ def _parting(base: ProbeReply, other: ProbeReply) -> int | None:
     """Return the first token of an answer that differs from the base's, or None."""
     pairs = zip(base.decode.tokens, other.decode.tokens, strict=False)
     return next((at for at, (token, written) in enumerate(pairs) if token != written), None)
+
+
+def _foreign_blocks(base: ProbePass, record: ProbePass) -> Statement | None:
+    """State which prompt got tokens from the prefix cache that no earlier prompt had in the same places, unless the base's did."""
+    own = {reply.probe: reply.foreign_tokens for reply in base.replies}
+    got = [reply for reply in record.replies if reply.foreign_tokens > own.get(reply.probe, 0)]
+    if not got:
+        return None
+    first = got[0]
+    shared = first.cached_tokens - first.foreign_tokens
+    return state(
+        "arm-differs", by="cache", answers=len(got), probe=first.probe, cached=first.cached_tokens, shared=shared
+    )
 
 
 def _texts_apart(base: ProbePass, record: ProbePass, swing: float) -> Statement | None:

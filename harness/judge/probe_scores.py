@@ -8,9 +8,9 @@ it is below the base's, so that the divergence is a lower bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import median, median_low
 from typing import Literal
 
 import numpy as np
@@ -251,14 +251,22 @@ def bound_of(apart: Sequence[Distance], askings: int, dtype: str) -> Bound:
     mean = max(times * max(each.mean for each in apart), least)
     worst = max(times * max(each.worst for each in apart), _WORST_OVER_MEAN * least)
 
-    def largest(ids: Collection[str], value: int) -> float:
-        of = (each.probes[id_][value] for each in apart for id_ in ids if id_ in each.probes)
-        return max(times * max(of), _WORST_OVER_MEAN * least)
+    def largest(value: int) -> dict[str, float]:
+        """Return the largest mean (0) or median (1) of each probe in any asking."""
+        ids = {id_ for each in apart for id_ in each.probes}
+        return {id_: max(each.probes[id_][value] for each in apart if id_ in each.probes) for id_ in ids}
 
-    ids = {id_ for each in apart for id_ in each.probes}
-    own = {id_: (largest([id_], 0), largest([id_], 1)) for id_ in ids}
-    # A probe may show next time what another probe showed now.
-    any_probe = dict.fromkeys(own, (largest(ids, 0), largest(ids, 1))) if own else {}
+    def limits(typical: Callable[[Collection[float]], float]) -> dict[str, tuple[float, float]]:
+        """Compute the limits of each probe from its own askings, or from the typical probe's if those are larger."""
+        of = [
+            {id_: max(times * max(own, typical(each.values())), _WORST_OVER_MEAN * least) for id_, own in each.items()}
+            for each in (largest(0), largest(1))
+        ]
+        return {id_: (mean, of[1][id_]) for id_, mean in of[0].items()}
+
+    # The askings show no rounding in a probe that they compute in the same way by chance, and none in prefill where kernels
+    # compute each row alone: half of the probes showed at least the median. A probe may show next time what any one showed now.
+    own, any_probe = limits(median), limits(max)
     high = _WORST_OVER_MEAN * most
     return Bound(
         min(mean, most),

@@ -188,7 +188,7 @@ def _differs(
     return state(
         "probes-differ", condition=condition, measure=which, mean=judged.distances[which].mean, bound=limits[which].mean,
         worst=judged.distances[which].worst, probe=judged.first.probe, token=judged.first.index - (prompt if written else 0) + 1,
-        written=written, prompt=prompt, conditions=list(conditions),
+        written=written, prompt=prompt, conditions=list(conditions), why=list(judged.why),
     )  # fmt: skip
 
 

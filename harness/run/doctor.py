@@ -122,13 +122,13 @@ def _engine(side: Side) -> _Found:
     from assay.harness.engines import registry
     from assay.harness.engines.environments import check_interpreter, python_of
 
-    catalog, profile = registry.catalog(side.engine), profile_of(side.engine)
+    profile = profile_of(side.engine)
     if python := python_of(side):
         looked = check_interpreter(python, profile)
         installed = next(filter(None, map(looked.version_of, profile.distributions)), "")
     else:
-        installed = catalog.check_version()
-    about = f"{installed or 'a checkout without a version'}, {len(catalog.backends())} attention backends"
+        installed = registry.check_version(side.engine)
+    about = f"{installed or 'a checkout without a version'}, {len(registry.backends(side.engine))} attention backends"
     return "ok", f"{about}{f', started by {python}' if python else ''}", ""
 
 
@@ -212,9 +212,9 @@ def _candidate(side: Side) -> _Found:
     candidate = side.backend
     backend = Backend.parse(candidate)
     if not backend.is_kernel:
-        from assay.harness.engines.registry import catalog
+        from assay.harness.engines.registry import checked_backend
 
-        catalog(side.engine).checked_backend("--candidate", candidate)
+        checked_backend(side.engine, "--candidate", candidate)
         return "ok", f"{candidate}, {_kind(side)}", ""
     from assay.harness.attention.kernels import find
 
@@ -226,9 +226,9 @@ def _own_backends(engine: Engine, device: Device) -> _Found:
     """List the engine's own backends that can be built here, if no candidate is named."""
     from assay.harness.attention.call import KernelRefused
     from assay.harness.attention.kernels import load
-    from assay.harness.engines.registry import catalog
+    from assay.harness.engines.registry import backends
 
-    here, names = [], catalog(engine).backends()
+    here, names = [], backends(engine)
     for name in names:
         with suppress(KernelRefused, ImportError):
             load(f"{engine}:{name}")

@@ -1,10 +1,9 @@
-"""Taking fingerprints: of a side whose model is loaded as a server would, of a model's files as a side reads them, of a URL."""
+"""Taking fingerprints: of a side, whose model is loaded as its server would, and of a URL."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,11 +24,9 @@ from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.served_fingerprint import chats_of
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, FolderNote, Tokens
-from assay.harness.fingerprint import in_interpreter
+from assay.harness.fingerprint import folder_readings
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
-from assay.harness.fingerprint.facts import PACKAGES, variables
 from assay.harness.fingerprint.model_folder import folder_notes
-from assay.harness.fingerprint.rope import judged_tables
 from assay.harness.reading import reading, whole_file
 from assay.harness.run.preflight import ignored_of
 from assay.harness.sides import Device, Engine, Side, flag_values, settings, without_secrets
@@ -85,50 +82,6 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
     return made.model_copy(update=update)
 
 
-def of_files(side: Side, timeout_s: float) -> Fingerprint:
-    """Read a side's model with the packages of its interpreter: tokenizer, RoPE, defaults; and the weights as stored.
-
-    Raises:
-        UsageError: there is no such model.
-        EngineError: the interpreter did not run.
-    """
-    model = resolve_model(side.model, ("--load-format=dummy",))
-    probes = {"texts": dict(TEXTS), "chats": dict(CHATS), "packages": PACKAGES}
-    probes["trust_remote_code"] = "--trust-remote-code" in side.flags
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **side.environment}
-    with tempfile.TemporaryDirectory(prefix="assay-fingerprint-") as temporary:
-        folder = Path(temporary)
-        (folder / "probes.json").write_text(json.dumps(probes))
-        command = [
-            python_of(side) or sys.executable,
-            str(Path(in_interpreter.__file__).resolve()),
-            str(model),
-            str(folder / "probes.json"),
-        ]
-        read = json.loads(
-            _printed(command, environment, folder, timeout_s, f"{command[0]} (transformers)", side.engine)
-        )
-    if "tokens" in read:
-        read["tokens"] = Tokens(**read["tokens"])
-    if "rope" in read:
-        read["rope"] = judged_tables(read["rope"], json.loads((model / "config.json").read_text()))
-    weights = in_interpreter.observed({"weights": lambda: checkpoint_weights(model)})
-    missing = {**read.pop("not_observed"), **weights.pop("not_observed")}
-    seconds = read.pop("seconds") | weights.pop("seconds")
-    read |= weights
-    return Fingerprint(
-        source="files",
-        engine=f"transformers {read.get('packages', {}).get('transformers', 'not installed')}",
-        model=side.model,
-        asked=dict(settings(without_secrets(side))),
-        folder=_notes(model),
-        environment=variables({**os.environ, **side.environment}),
-        not_observed={**dict.fromkeys(_absent(read), "read from files, without a server"), **missing},
-        seconds=seconds,
-        **read,
-    )
-
-
 def _notes(model: Path) -> tuple[FolderNote, ...] | None:
     """Return what the files of a folder contradict each other in, or None if they cannot be read."""
     with suppress(EvidenceError):
@@ -156,9 +109,7 @@ def _printed(
     raise EngineError(
         f"{who} {ended}, without a fingerprint{f': {failure.line}' if failure.line else '.'}",
         "a model that this interpreter loads",
-        failure.do
-        if failure.cause
-        else "see its last lines; --files reads tokenizer, configuration and weights without the engine",
+        failure.do if failure.cause else "see its last lines; --engine hf loads it with transformers alone",
         details=tail,
         cause=failure.cause,
     )
@@ -172,11 +123,11 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
     """
     server = RemoteServer("candidate", url, timeout_s, model)
     client = server.client()
-    read = in_interpreter.observed({
+    read = folder_readings.observed({
         "arguments": lambda: _told_arguments(client), "tokens": lambda: _told_tokens(server, client),
     })  # fmt: skip
     told = read.get("arguments", {})
-    config = in_interpreter.observed({"config": lambda: _told_settings(server, client, told)})
+    config = folder_readings.observed({"config": lambda: _told_settings(server, client, told)})
     if why := config.pop("not_observed").get("config"):
         read["not_observed"]["config"] = f"settings of the model not read: {why}"
     read |= {name: config[name] for name in config if name != "seconds"}
@@ -225,10 +176,10 @@ def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]
         written, overrides = (
             json.loads(text) for text in (whole_file(config), told.get("json_model_override_args") or "{}")
         )
-        made = in_interpreter.overridden(written, overrides) | in_interpreter.beside_config(
+        made = folder_readings.overridden(written, overrides) | folder_readings.beside_config(
             str(config.parent), code=False
         )
-        return in_interpreter.settings_of(made)
+        return folder_readings.settings_of(made)
 
 
 def _told_tokens(server: RemoteServer, client: Client) -> Tokens:

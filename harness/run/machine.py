@@ -13,7 +13,7 @@ from assay.harness.engines.environments import interpreter, python_of
 from assay.harness.evidence.manifest import Origin
 from assay.harness.files import file_hash, timestamp
 from assay.harness.fingerprint.facts import device_facts
-from assay.harness.fingerprint.in_interpreter import versions
+from assay.harness.fingerprint.folder_readings import versions
 from assay.harness.run.plan import Plan
 from assay.harness.sides import profile_of
 

@@ -139,7 +139,7 @@ def prepare(spec: RunSpec) -> Plan:
         check_engine_args(side.engine, side.flags)
     shapes_of(spec.workload.latency_shapes, spec.device)
     reference, candidate = (
-        registry.catalog(side.engine).checked_backend(f"--{role}", side.backend) for role, side in spec.sides.items()
+        registry.checked_backend(side.engine, f"--{role}", side.backend) for role, side in spec.sides.items()
     )
     _check_fingerprint(spec.policy.fingerprint)
     models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}

@@ -65,7 +65,7 @@ def check_environment(plan: Plan, say: Callable[[str], None] = lambda line: None
         if python := python_of(side, say):
             check_interpreter(python, profile_of(side.engine))
         else:
-            registry.catalog(side.engine).check_version()
+            registry.check_version(side.engine)
     if device == "cuda":
         check_gpu()
     else:

@@ -34,7 +34,7 @@ from assay.harness.run import layer_diff
 from assay.harness.run.bench import BenchPlan, bench, plan_bench, timed_spec
 from assay.harness.run.collect import collect
 from assay.harness.run.invariance.drive import InvarianceSession
-from assay.harness.run.invariance.plan import Mode, compared_spec, gpu_count, plan_invariance
+from assay.harness.run.invariance.plan import compared_spec, gpu_count, plan_invariance
 from assay.harness.run.plan import Plan, ask, prepare
 from assay.harness.run.preflight import check_environment
 from assay.harness.run.run_folder import asked_roles, default_folder, note_changed_kernels, open_folder, recorded
@@ -113,8 +113,7 @@ def compare_features(
     out: Path,
     *,
     features: Sequence[str] = (),
-    mode: Mode = "pairs",
-    minutes: float = 0.0,
+    together: bool = False,
     display: ProgressDisplay | None = None,
 ) -> InvarianceResult:
     """Toggle features of the reference's engine that should not affect outputs, and judge the differences. Nothing is rendered.
@@ -123,9 +122,7 @@ def compare_features(
         spec: its reference is compared with itself; its candidate and workload are ignored.
         out: a new folder for the evidence.
         features: ids of the features; empty for all that this machine supports.
-        mode: "pairs" for every two of them together, "singles" for each alone, "exactly" for all together, and each alone if that
-            differs.
-        minutes: how long to run arms, or 0 for no limit.
+        together: turn all of them on in one arm, and each alone if that differs; otherwise every two are on together in some arm.
         display: shows the progress; by default it is not shown.
 
     Raises:
@@ -133,7 +130,7 @@ def compare_features(
         EngineError: the server without any feature failed.
         EvidenceError: the folder cannot be written.
     """
-    plan = plan_invariance(prepare(compared_spec(spec)), features, mode, minutes, gpu_count(spec.device))
+    plan = plan_invariance(prepare(compared_spec(spec)), features, together, gpu_count(spec.device))
     check_environment(plan.run)
     folder = InvarianceFolder.new(out)
     with like_ctrl_c():

@@ -13,7 +13,6 @@ from assay.reports.wording.say import Cases, Found, Templates, say, says
 NO_ARM = "not in any variant that finished"
 """The reason why a feature is not covered although a variant was planned with it."""
 _RUN_AGAIN = "run it again"
-_MORE_MINUTES = "give it more --minutes"
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
 _Means = list[tuple[str, float]]
 _Alone = list[tuple[str, float | str]]
@@ -109,10 +108,9 @@ def _probes_under_fault(means: _Means) -> Found:
 
 
 @says
-def _features_not_on(features: list[tuple[str, str]], spent: bool) -> Found:
-    do = _MORE_MINUTES if spent else "see why the server switched them off"
+def _features_not_on(features: list[tuple[str, str]]) -> Found:
     said = "; ".join(f"{feature}: {why or 'not in any variant'}" for feature, why in features)
-    return Found(said, f"{do}, or leave them out with --features")
+    return Found(said, "see why the server switched them off, or leave them out with --features")
 
 
 @says
@@ -121,24 +119,14 @@ def _arms_undecided(arms: list[tuple[str, list[Statement]]]) -> Found:
     return Found(said, "read the logs of their servers, or leave the features out with --features")
 
 
-@says
-def _pairs_covered(mode: str, left_out: list[str]) -> Found:
-    if mode != "pairs":
-        return Found(f"features were not switched in pairs, but as --{mode}", "leave it out")
-    if left_out:
-        return Found(f"{counted(len(left_out), 'pair')} left out: {listed(left_out[:6])}", _MORE_MINUTES)
-    return Found("all that can be on together")
-
-
 SENTENCES: Templates = {
     "arm-distance": "{measure}: mean KL {mean:.3g} nats over {positions:,} positions, at worst {worst:.3g}",
     "probes-answered": Found("{probes:counted probe}, {tokens:,} tokens"),
     "arm-served-otherwise": "its server (B) differs from its base's (A): {differs:parts}",
     "arms-recorded": Found("{ended:if |it ended early, after }{arms:counted variant}", _RUN_AGAIN),
-    "arms-decided": Found("{arms:counted variant}", _MORE_MINUTES),
+    "arms-decided": Found("{arms:counted variant}", _RUN_AGAIN),
     "features-change-output": "{first}{further:if , and {further:counted further set} of features|}.",
-    "features-change-nothing": "{features:counted feature} in {arms:counted variant} changed nothing in {backend}"
-    "{left_out:if ; {left_out:counted pair} left out|}.",
+    "features-change-nothing": "{features:counted feature} in {arms:counted variant} changed nothing in {backend}.",
     "arms-served-otherwise": Found(
         "{first}; {arms:counted variant} in total", "see assay compare of both servers' folders, and run it again"
     ),
@@ -149,10 +137,7 @@ SENTENCES: Templates = {
         "{probes} were not, the first, {first}, with {tokens} of {asked} tokens", "see why in the log of its server"
     ),
     "features-on": Found("{features:counted feature}: {features:commas}"),
-    "arms-not-recorded": Found(
-        "{arms:counted planned variant} without a record: {arms:parts 6}",
-        f"{{minutes:if {_MORE_MINUTES}|{_RUN_AGAIN}}}",
-    ),
+    "arms-not-recorded": Found("{arms:counted planned variant} without a record: {arms:parts 6}", _RUN_AGAIN),
     "shows-nothing": Cases(
         "why",
         {
@@ -173,6 +158,8 @@ SENTENCES: Templates = {
     "arm-differs": Cases(
         "by",
         {
+            "cache": "the prefix cache gave {answers:counted prompt} blocks of another one, the first to probe {probe}: "
+            "{cached:counted token} came from it, and {shared} had been asked before",
             "texts": "{parted} of {texts} greedy texts diverge, the first, {first}, at token {token}",
             "ends of texts": "{texts:counted greedy text} ended differently, the first, {first}: {now[0]} after "
             "{now[1]:counted token} instead of {before[0]} after {before[1]:counted token}",

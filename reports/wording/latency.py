@@ -107,7 +107,7 @@ def _interpreted(kernels: list[str]) -> Found:
 @says
 def _chunks(prompt: int, sizes: list[tuple[str, str]]) -> Found:
     chunks = ", ".join(f"{size} ({role})" for role, size in sizes)
-    settles = "set a chunk length below the prompt's; see --chunked-prefill-size"
+    settles = "leave the length of chunks to assay: no --engine-arg or --candidate-arg for it"
     return Found(f"{prompt} tokens; chunks of {chunks}", settles)
 
 

@@ -22,12 +22,13 @@ def _also(condition: str, conditions: list[str]) -> str:
 @says
 def _probes_differ(
     condition: str, measure: str, mean: float, bound: float, worst: float, probe: str, token: int, written: bool, prompt: int,
-    conditions: list[str],
+    conditions: list[str], why: list[Statement],
 ) -> str:  # fmt: skip
     at = f"generated token {token}" if written else f"prompt token {token:,} of {prompt:,}"
     what = f"{measure.capitalize()} {_CONDITIONS[condition]}"
     size = f"mean KL {mean:.2g} nats, at worst {worst:.2g}, and up to {bound:.2g} is noise"
-    return f"{what} differs: {size}; first at {at} of probe {probe}{_also(condition, conditions)}."
+    first = f"first at {at} of probe {probe}{_also(condition, conditions)}"
+    return f"{what} differs: {'; '.join([size, first, *map(say, why)])}."
 
 
 @says

@@ -145,7 +145,6 @@ _ALL = (
     _Titles("two-results", "{candidate} is another result than {reference}"),
     _Titles("answers", "the answers of both runs are there", missing="the answers of both runs are not there"),
     _Titles("own-verdict", "{candidate} passes by its own report"),
-    _Titles("pairs-covered", "every two features were on together", unchecked="not every two features were on together"),
 )  # fmt: skip
 _TITLES = {titles.id: titles for titles in _ALL}
 

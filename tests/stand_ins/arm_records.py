@@ -108,8 +108,6 @@ def write(
         "features": tuple(names),
         "not_covered": {},
         "arms": tuple(tuple(sorted(record.features)) for record in made),
-        "mode": "pairs",
-        "minutes": 0.0,
         "dtype": "float32",
         "lengths": {f"{n}+8": (PROMPT, SHARED, DEPTH) for n in range(3)},
     }

@@ -14,10 +14,13 @@ from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import RESOLVED, ResolvedArguments, ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.run.bench import timed_spec
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Engine, Role
 
 SHAPES = ("short", "shared", "chunked")
-ARGUMENTS: dict[str, Any] = {"chunked_prefill_size": 128, "page_size": 1}
+ARGUMENTS: dict[Engine, dict[str, Any]] = {
+    "sglang": {"chunked_prefill_size": 128, "page_size": 1},
+    "vllm": {"scheduler_config": {"max_num_batched_tokens": 128}},
+}
 LAYERS = 2
 
 
@@ -38,6 +41,7 @@ def write_bench(
     end: str = "stop",
     tail: float = 0.0,
     resolved: bool = False,
+    kind: Engine = "sglang",
 ) -> BenchFolder:
     """Write a bench's folder; the arguments select what is wrong in it. `packages` has the torch that each server told.
 
@@ -52,9 +56,10 @@ def write_bench(
             role=role,
             backend="torch_native",
             engine="SGLang 0 on cpu",
+            kind=kind,
             claimed_phases=("extend", "decode"),
-            launch_command="sglang",
-            arguments=ARGUMENTS | ((arguments or {}) if role == "candidate" else {}),
+            launch_command=kind,
+            arguments=ARGUMENTS[kind] | ((arguments or {}) if role == "candidate" else {}),
         )
         for role in ROLES
     )

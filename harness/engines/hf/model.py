@@ -16,10 +16,10 @@ from torch import Tensor
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.evidence.fingerprint import Fingerprint, RopeTable, Tokens, Weight
-from assay.harness.fingerprint.in_interpreter import rope_tables, tokens_of
+from assay.harness.fingerprint.folder_readings import tokens_of
+from assay.harness.fingerprint.in_model import ropes_of
 from assay.harness.fingerprint.parts import faults
-from assay.harness.fingerprint.rope import judged_tables
-from assay.harness.fingerprint.weight_places import weights_of
+from assay.harness.fingerprint.weights import weights_of
 
 
 class Model:
@@ -108,11 +108,11 @@ class Model:
 
     def ropes(self) -> tuple[RopeTable, ...]:
         """Read the frequencies of its rotary embeddings, judged by ``config.json`` as computed in float64 without transformers."""
-        return judged_tables(rope_tables(self.network), json.loads((self.folder / "config.json").read_text()))
+        return ropes_of(self.network, json.loads((self.folder / "config.json").read_text()))
 
     def weights(self) -> tuple[Weight, ...]:
         """Describe the parameters; those that transformers made up, as the checkpoint lacks them, are marked."""
-        made = weights_of(self.network, in_order=True)
+        made = weights_of(self.network)
         return tuple(each.model_copy(update={"not_in_checkpoint": each.name in self._unloaded}) for each in made)
 
     def contradictions(self) -> list[str]:

@@ -21,7 +21,7 @@ from assay.harness.engines.hf.model import Model
 from assay.harness.engines.inside.control import API_KEY, EVIDENCE
 from assay.harness.engines.inside.process_fingerprint import describe_process
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved
-from assay.harness.fingerprint.in_interpreter import beside_config, generation_of, settings_of
+from assay.harness.fingerprint.folder_readings import beside_config, generation_of, settings_of
 from assay.harness.fingerprint.in_model import held_floats
 
 _Body = Mapping[str, Any]

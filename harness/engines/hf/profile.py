@@ -18,5 +18,7 @@ PROFILE = EngineProfile(
     noise={},
     # One process takes 0.6 GB (measured, 5.19.0). bf16 weights become fp32, twice the bytes, and loading holds a file besides.
     memory=MemoryProfile(2**30, 3.0, "", 0.40),
+    install="pip install transformers, or name the Python of another environment with --reference-python",
+    backends=("hf",),
     instrumented=False,
 )

@@ -7,6 +7,8 @@ forward pass starts. While everything is off, a call costs one more comparison.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,67 @@ from torch import Tensor
 from assay.harness.attention.call import KernelRefused
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.engines.inside.candidates import Candidate, output_of
-from assay.harness.engines.inside.control import CONTROL, Setting, read_setting, substitution_folder
-from assay.harness.engines.inside.faults import Faults
+from assay.harness.engines.inside.control import (
+    CONTROL,
+    MODEL_HASH,
+    RECORD,
+    SHADOW,
+    TRACE,
+    Setting,
+    read_setting,
+    substitution_folder,
+)
+from assay.harness.engines.inside.faults import Faults, FaultyCandidate
 from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
+from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.tracer import Tracer
+from assay.harness.engines.registry import native_noise
 from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.envelope import EngineLimits
+from assay.harness.evidence.faults import SENSITIVITY
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER
+from assay.harness.evidence.manifest import engine_label
+from assay.harness.evidence.pack import Source, rank_folder
+from assay.harness.evidence.run_file import nonce_of_process
+from assay.harness.sides import Engine
+
+
+def attachment_of(
+    folder: Path, engine: Engine, version: str, device: str, model: str, reference: str, ranks: tuple[int, int],
+    make: Callable[[str], Candidate], limits: EngineLimits,
+) -> Attachment:  # fmt: skip
+    """Make the attachment of a server's process, as the environment requests (`assay.harness.engines.inside.control`).
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        model: its folder or hub id.
+        reference: name of the backend or of the kernel that serves.
+        ranks: rank of this process among those that share the heads (tensor parallelism), and their number.
+        make: makes a candidate by its name.
+        limits: the engine's limits.
+
+    Raises:
+        KernelRefused: no candidate has the name that ``ASSAY_SHADOW`` gives.
+        UsageError: the pack's folder holds something else.
+    """
+    candidate, new_writer, (rank, _) = os.environ.get(SHADOW, ""), None, ranks
+    if record_bytes := int(os.environ.get(RECORD) or 0):
+        source = Source(
+            engine=engine_label(engine, version, device), model=model, model_hash=os.environ.get(MODEL_HASH, ""),
+            reference=reference, candidate=candidate, run=nonce_of_process(),
+        )  # fmt: skip
+        new_writer = partial(PackWriter, rank_folder(folder / PACK_FOLDER, rank), source, record_bytes // ranks[1])
+    built, faults, noise = make(candidate) if candidate else None, Faults(folder), partial(native_noise, engine)
+    faulty = FaultyCandidate(built, faults) if built else None
+    return Attachment(
+        folder,
+        Shadow(folder, built, new_writer, *ranks, native_noise=noise, limits=limits),
+        built,
+        Tracer(folder, int(os.environ.get(TRACE) or 0), *ranks),
+        faults,
+        Shadow(folder / SENSITIVITY, faulty, None, *ranks, native_noise=noise),
+    )
 
 
 class ControlReader:

@@ -12,7 +12,7 @@ from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.run_file import nonce_of_process
 from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
-from assay.harness.fingerprint.in_interpreter import observed, versions
+from assay.harness.fingerprint.folder_readings import observed, versions
 from assay.harness.sides import Engine
 
 _SHARED = ("tokens", "generation")

@@ -5,48 +5,21 @@ Attaching wraps a backend's ``forward_extend`` and ``forward_decode``.
 
 from __future__ import annotations
 
-import os
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.harness.engines.inside.attachment import Attachment, ControlReader
-from assay.harness.engines.inside.control import MODEL_HASH, RECORD, SHADOW, TRACE
-from assay.harness.engines.inside.faults import Faults, FaultyCandidate
+from assay.harness.engines.inside.attachment import Attachment, ControlReader, attachment_of
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.observed_call import Phase
-from assay.harness.engines.inside.pack_writer import PackWriter
-from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.tracer import Tracer
-from assay.harness.engines.sglang.catalog import native_noise
+from assay.harness.engines.sglang.arguments import limits_of
 from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.graph_passes import graphs_of, served_batch, watch_graphs
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.engines.sglang.served_kernel import make_candidate
-from assay.harness.evidence.envelope import EngineLimits
-from assay.harness.evidence.faults import SENSITIVITY
-from assay.harness.evidence.layer_diff_record import PACK_FOLDER
-from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.pack import Source, rank_folder
-from assay.harness.evidence.run_file import nonce_of_process
-
-
-def _limits(runner: Any) -> EngineLimits:
-    """Return the engine's limits, as SGLang resolved its arguments."""
-    arguments = runner.server_args
-    chunk = getattr(arguments, "chunked_prefill_size", None) or -1
-    return EngineLimits(
-        chunk_tokens=chunk if chunk > 0 else None,
-        context_tokens=int(runner.model_config.context_len),
-        page_tokens=int(getattr(arguments, "page_size", None) or 1),
-        batch=getattr(runner, "max_running_requests", None),
-        prefix_cache=not getattr(arguments, "disable_radix_cache", False),
-        mixed=bool(getattr(arguments, "enable_mixed_chunk", False)),
-        graphs=graphs_of(arguments) if str(runner.device).startswith("cuda") else {},
-    )
 
 
 @cache
@@ -58,32 +31,26 @@ def _attachment(runner: Any, folder: Path) -> Attachment:
         get_tensor_model_parallel_world_size,
     )
 
-    rank, ranks, new_writer = int(get_tensor_model_parallel_rank()), int(get_tensor_model_parallel_world_size()), None
-    candidate = os.environ.get(SHADOW, "")
-    if record_bytes := int(os.environ.get(RECORD) or 0):
-        source = Source(
-            engine=engine_label("sglang", sglang.__version__, runner.device),
-            model=str(runner.server_args.model_path),
-            model_hash=os.environ.get(MODEL_HASH, ""),
-            reference=str(runner.server_args.attention_backend),
-            candidate=candidate,
-            run=nonce_of_process(),
-        )
-        new_writer = partial(PackWriter, rank_folder(folder / PACK_FOLDER, rank), source, record_bytes // ranks)
-    built = make_candidate(candidate, runner) if candidate else None
-    faults = Faults(folder)
-    shadow = Shadow(folder, built, new_writer, rank, ranks, native_noise=native_noise, limits=_limits(runner))
-    reader = ControlReader(folder)
+    arguments, reader = runner.server_args, ControlReader(folder)
     watch_graphs(lambda: reader.latest().control.observes)
-    faulty = FaultyCandidate(built, faults) if built else None
-    return Attachment(
+    limits = limits_of(vars(arguments), 0).model_copy(
+        update={
+            "context_tokens": int(runner.model_config.context_len),
+            "batch": getattr(runner, "max_running_requests", None),
+            "graphs": graphs_of(arguments) if str(runner.device).startswith("cuda") else {},
+        }
+    )
+    return attachment_of(
         folder,
-        shadow,
-        built,
-        Tracer(folder, int(os.environ.get(TRACE) or 0), rank, ranks),
-        faults,
-        Shadow(folder / SENSITIVITY, faulty, None, rank, ranks, native_noise=native_noise),
-    )  # fmt: skip
+        "sglang",
+        sglang.__version__,
+        runner.device,
+        str(arguments.model_path),
+        str(arguments.attention_backend),
+        (int(get_tensor_model_parallel_rank()), int(get_tensor_model_parallel_world_size())),
+        lambda name: make_candidate(name, runner),
+        limits,
+    )
 
 
 def attach(backend: Any, name: str, runner: Any, folder: Path) -> Any:

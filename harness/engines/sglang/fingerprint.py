@@ -20,7 +20,7 @@ from assay.harness.engines.inside.attachment import ControlReader
 from assay.harness.engines.inside.process_fingerprint import describe_process, rank
 from assay.harness.engines.sglang import arguments
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, Tokens
-from assay.harness.fingerprint.in_interpreter import (
+from assay.harness.fingerprint.folder_readings import (
     beside_config,
     generation_of,
     overridden,
@@ -28,7 +28,7 @@ from assay.harness.fingerprint.in_interpreter import (
     tokens_of,
 )
 from assay.harness.fingerprint.in_model import digest, dtype_name, held_floats, layer_of, ranges_of, ropes_of
-from assay.harness.fingerprint.weight_places import weights_of
+from assay.harness.fingerprint.weights import weights_of
 
 _BY_LAYER = {"RadixAttention": "attention", "RadixLinearAttention": "linear attention"}
 
@@ -40,7 +40,7 @@ def describe(runner: Any) -> Fingerprint:
         "generation": lambda: generation_of(str(runner.server_args.model_path)),
         "rope": lambda: ropes_of(runner.model, _config(runner), _called(runner)),
         "config": lambda: _settings(runner),
-        "weights": lambda: weights_of(runner.model, set(_experts().values()) <= {"in order"}),
+        "weights": lambda: weights_of(runner.model),
         "adapters": lambda: _adapters(runner),
         "quantisation": lambda: _quantisation(runner),
         "experts": _experts,

@@ -23,7 +23,7 @@ from typing import Any
 
 from assay.harness.engines.sglang.fingerprint import describe, resolved_arguments
 from assay.harness.evidence.fingerprint import OF_PROCESS
-from assay.harness.fingerprint.in_interpreter import observed
+from assay.harness.fingerprint.folder_readings import observed
 from assay.harness.fingerprint.weights import joined
 from assay.harness.sides import flag_values
 

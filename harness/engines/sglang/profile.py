@@ -46,4 +46,6 @@ PROFILE = EngineProfile(
         ("--kv-cache-dtype", "fp8_e4m3"): "fp8_kv",
         ("--kv-cache-dtype", "fp8_e5m2"): "fp8_e5m2_kv",
     },
+    install="pip install sglang; without a GPU, make the environment with nox -s accuracy in a clone of assay",
+    merging=("flashinfer",),
 )  # fmt: skip

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,15 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.declaration import Declaration
-from assay.harness.attention.noise import BESIDE_FP8
 from assay.harness.conditions import PHASES
-from assay.harness.engines.inside.attachment import Attachment
-from assay.harness.engines.inside.control import FAULTS, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
-from assay.harness.engines.inside.faults import Faults, FaultyCandidate
+from assay.harness.engines.inside.attachment import Attachment, attachment_of
+from assay.harness.engines.inside.control import FAULTS, KERNEL, RECORD, SHADOW, TRACE
 from assay.harness.engines.inside.kernel_tracer import KernelTracer, kernel_tracer
-from assay.harness.engines.inside.pack_writer import PackWriter
-from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.tracer import Tracer
+from assay.harness.engines.vllm.arguments import limits_of
 from assay.harness.engines.vllm.engine_call import Part, ServedPass, VLLMCall, kind_of, layer_number
 from assay.harness.engines.vllm.latents import LatentCall, keys_and_values, makes_keys
 from assay.harness.engines.vllm.meter import Served, counter, note_served
 from assay.harness.engines.vllm.served_kernel import ServedKernel, make_candidate, served_kernel
-from assay.harness.evidence.envelope import EngineLimits
-from assay.harness.evidence.faults import SENSITIVITY
-from assay.harness.evidence.layer_diff_record import PACK_FOLDER
-from assay.harness.evidence.manifest import engine_label
-from assay.harness.evidence.pack import Source, rank_folder
-from assay.harness.evidence.run_file import nonce_of_process
 
 
 def observe_runner(runner: Any, folder: Path) -> None:
@@ -243,21 +232,8 @@ def _write(output: Tensor, call: VLLMCall, computed: Tensor) -> None:
     output[call.rows] = computed.view(-1, *output.shape[1:])
 
 
-def _limits(runner: Any) -> EngineLimits:
-    """Return the engine's limits, as vLLM resolved its arguments."""
-    config = runner.vllm_config
-    scheduler = config.scheduler_config
-    return EngineLimits(
-        chunk_tokens=int(scheduler.max_num_batched_tokens) if scheduler.enable_chunked_prefill else None,
-        context_tokens=int(config.model_config.max_model_len),
-        page_tokens=int(config.cache_config.block_size),
-        batch=int(scheduler.max_num_seqs),
-        prefix_cache=bool(config.cache_config.enable_prefix_caching),
-    )
-
-
 def _attachment(runner: Any, folder: Path, reference: str, backends: Sequence[str]) -> Attachment:
-    """Make the attachment of a worker process, as the environment requests (`assay.harness.engines.inside.control`).
+    """Make the attachment of a worker process.
 
     Args:
         reference: name of the backend or of the kernel that serves.
@@ -266,39 +242,19 @@ def _attachment(runner: Any, folder: Path, reference: str, backends: Sequence[st
     import vllm
     from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
-    rank, ranks, new_writer = int(get_tensor_model_parallel_rank()), int(get_tensor_model_parallel_world_size()), None
-    candidate = os.environ.get(SHADOW, "")
-    if record_bytes := int(os.environ.get(RECORD) or 0):
-        source = Source(
-            engine=engine_label("vllm", vllm.__version__, str(runner.device)),
-            model=str(runner.model_config.model),
-            model_hash=os.environ.get(MODEL_HASH, ""),
-            reference=reference,
-            candidate=candidate,
-            run=nonce_of_process(),
-        )
-        new_writer = partial(PackWriter, rank_folder(folder / PACK_FOLDER, rank), source, record_bytes // ranks)
-    built = make_candidate(candidate, backends) if candidate else None
-    faults = Faults(folder)
-    shadow = Shadow(folder, built, new_writer, rank, ranks, native_noise=_native_noise(runner), limits=_limits(runner))
-    faulty = FaultyCandidate(built, faults) if built else None
-    attachment = Attachment(
+    config = runner.vllm_config
+    sections = ("cache_config", "model_config", "scheduler_config")
+    limits = limits_of({name: vars(getattr(config, name)) for name in sections}, 0)
+    made = attachment_of(
         folder,
-        shadow,
-        built,
-        Tracer(folder, int(os.environ.get(TRACE) or 0), rank, ranks),
-        faults,
-        Shadow(folder / SENSITIVITY, faulty, None, rank, ranks, native_noise=_native_noise(runner)),
-    )  # fmt: skip
-    attachment.attached_to(reference)
-    return attachment
-
-
-def _native_noise(runner: Any) -> Callable[[Any, str, bool], str]:
-    """Return a function that names the noise family of vLLM's own backends, given names, phase and whether pages have 8 bits.
-
-    On a CPU they compute with q and weights as given: with FP8 pages their outputs were within 6e-6 of those of float64 on the
-    dequantised K and V (vLLM 0.32.0, float32). On a GPU q and weights are stored in 8 bits too.
-    """
-    on_cpu = str(runner.device) == "cpu"
-    return lambda names, phase, stored: BESIDE_FP8 if stored and not on_cpu else ""
+        "vllm",
+        vllm.__version__,
+        str(runner.device),
+        str(runner.model_config.model),
+        reference,
+        (int(get_tensor_model_parallel_rank()), int(get_tensor_model_parallel_world_size())),
+        lambda name: make_candidate(name, backends),
+        limits.model_copy(update={"batch": int(config.scheduler_config.max_num_seqs)}),
+    )
+    made.attached_to(reference)
+    return made

@@ -13,7 +13,7 @@ from assay.harness.engines.inside.control import EVIDENCE
 from assay.harness.engines.inside.process_fingerprint import describe_process, rank
 from assay.harness.engines.vllm.meter import served_by
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, Tokens
-from assay.harness.fingerprint.in_interpreter import (
+from assay.harness.fingerprint.folder_readings import (
     beside_config,
     generation_of,
     overridden,
@@ -21,7 +21,7 @@ from assay.harness.fingerprint.in_interpreter import (
     tokens_of,
 )
 from assay.harness.fingerprint.in_model import dtype_name, held_floats, layer_of, ranges_of, ropes_of
-from assay.harness.fingerprint.weight_places import weights_of
+from assay.harness.fingerprint.weights import weights_of
 
 
 def describe(runner: Any) -> Fingerprint:
@@ -33,7 +33,7 @@ def describe(runner: Any) -> Fingerprint:
         "generation": lambda: generation_of(folder),
         "rope": lambda: ropes_of(model, _config(config.model_config)),
         "config": lambda: _settings(config.model_config) | held_floats(model),
-        "weights": lambda: weights_of(model, in_order=True),
+        "weights": lambda: weights_of(model),
         "adapters": lambda: _none_of(config.lora_config, "adapters of a vLLM server are not read"),
         "quantisation": lambda: _quantisation(runner, model),
         "experts": lambda: _none_of(config.parallel_config.enable_eplb, "vLLM's balanced experts are not read"),

@@ -12,7 +12,7 @@ import time
 
 from assay.harness.engines.vllm import worker
 from assay.harness.engines.vllm.fingerprint import describe
-from assay.harness.fingerprint.in_interpreter import observed
+from assay.harness.fingerprint.folder_readings import observed
 
 
 def _take(flags: list[str]) -> None:

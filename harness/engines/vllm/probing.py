@@ -50,19 +50,24 @@ def _reply(server: VLLMServer, request: ProbeRequest, reply: Mapping[str, Any]) 
     entries = choice["logprobs"]["content"]
     if usage["prompt_tokens"] != len(request.ids) or len(entries) != request.depth:
         raise ValueError(f"{len(entries)} tokens after a prompt of {usage['prompt_tokens']}")
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
     return ProbeReply(
         probe=request.probe,
         prompt_tokens=usage["prompt_tokens"],
-        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
-        prefill=_prefill(server, request, str(reply["request_id"])),
+        cached_tokens=cached,
+        foreign_tokens=max(0, cached - request.start),
+        prefill=_prefill(server, request, str(reply["request_id"]), cached),
         decode=_decode(len(request.ids), entries),
         finish=str(choice["finish_reason"]),
     )
 
 
-def _prefill(server: VLLMServer, request: ProbeRequest, name: str) -> Scores:
-    """Read the scores of a prompt, which the worker writes to a file in float32."""
-    if len(request.ids) <= request.start + 1:
+def _prefill(server: VLLMServer, request: ProbeRequest, name: str, cached: int) -> Scores:
+    """Read the scores of a prompt, which the worker writes to a file in float32.
+
+    They begin later if more tokens came from the cache than can be those of an earlier prompt.
+    """
+    if len(request.ids) <= max(request.start, cached) + 1:
         return Scores()
     written = server.launch.evidence / SCORES / f"{name}.npz"
     if not written.exists():
@@ -70,11 +75,12 @@ def _prefill(server: VLLMServer, request: ProbeRequest, name: str) -> Scores:
     with np.load(written) as arrays:
         kept = {key: arrays[key].tolist() for key in arrays.files}
     written.unlink()
-    if kept["first"] != request.start or kept["ids"] != list(request.ids[request.start + 1 :]):
+    first = max(request.start, cached)
+    if kept["first"] != first or kept["ids"] != list(request.ids[first + 1 :]):
         raise ValueError(f"scores from position {kept['first']} on, of {len(kept['ids'])} tokens")
     tops = zip(kept["top_ids"], kept["top"], kept["at"], strict=True)
     rows = [dict(zip(request.at, at, strict=True)) | dict(zip(ids, top, strict=True)) for ids, top, at in tops]
-    return _scores(request.start + 1, kept["ids"], kept["token"], rows)
+    return _scores(first + 1, kept["ids"], kept["token"], rows)
 
 
 def _decode(first: int, entries: Sequence[Mapping[str, Any]]) -> Scores:

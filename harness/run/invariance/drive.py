@@ -23,7 +23,7 @@ from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, cl
 from assay.harness.judge.probe_scores import BASE_AGAIN, bounds, rounds_by_shape
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance.plan import InvariancePlan
-from assay.harness.run.invariance.reduction import reduce, unexplained
+from assay.harness.run.invariance.reduction import reduce
 from assay.harness.run.machine import origin_of
 from assay.harness.run.probes import PROBED, AskedArm, ask, switched_on, tracing, write_texts
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
@@ -76,7 +76,6 @@ class InvarianceSession:
             EvidenceError: the folder cannot be written.
         """
         self.folder.write_manifest(self._manifest())
-        begun = time.monotonic()
         try:
             base = self._base("base")
             again = [self._base(why) for why in BASE_AGAIN[: None if rounds_by_shape(self.plan.dtype) else 1]]
@@ -87,14 +86,9 @@ class InvarianceSession:
             limits, flags = bounds(base, again, dtype), plan.run.spec.reference.flags
             judge = ArmJudge(self.records, limits, plan.known, dtype, flags)
             for number, arm in enumerate(self.plan.arms, 1):
-                if self.plan.minutes and time.monotonic() - begun > 60 * self.plan.minutes:
-                    break
                 self.display.count("arms", number, len(self.plan.arms))
-                self._arm(arm, self.plan.mode)
+                self._arm(arm, "together" if self.plan.together else "pairs")
             for arm in self.plan.arms:
-                self._reduce(arm, judge)
-            while self.plan.mode == "pairs" and (arm := unexplained(self._states(judge), plan.known)):
-                self._arm(arm, "reduction")
                 self._reduce(arm, judge)
             self._trace(judge)
         finally:
@@ -140,8 +134,9 @@ class InvarianceSession:
             return self._differs(features, judge)
 
         passed = [each for each, differs in states.items() if differs is False]
-        exactly = self.plan.mode == "exactly"
-        smallest = arm if exactly else reduce(arm, fails, failed, passed, lambda features: closed(features, known))
+        smallest = (
+            arm if self.plan.together else reduce(arm, fails, failed, passed, lambda features: closed(features, known))
+        )
         for id_ in sorted(smallest):
             if (alone := closed([id_], known)) != smallest:
                 fails(alone)
@@ -267,8 +262,6 @@ class InvarianceSession:
             features=tuple(plan.known),
             not_covered=dict(plan.not_covered),
             arms=tuple(tuple(sorted(arm)) for arm in plan.arms),
-            mode=plan.mode,
-            minutes=plan.minutes,
             dtype=plan.dtype,
             lengths={probe.id: (len(probe.ids), probe.shared, probe.depth) for probe in plan.load.probes},
         )

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from assay.evals.probes import ProbeLoad, probe_load
 from assay.harness.config import INVARIANCE_FLAGS, RunSpec
@@ -22,14 +21,12 @@ from assay.harness.judge.invariance_arms import (
     in_order,
     pairs,
     possible,
-    singles,
     speculation_of,
 )
 from assay.harness.run.plan import Plan
 from assay.harness.sides import flag_values
 from assay.harness.text import did_you_mean
 
-Mode = Literal["pairs", "singles", "exactly"]
 # Prompts that every arm answers greedily, and the most tokens of an answer.
 _TEXTS, _TEXT_TOKENS = 4, 32
 
@@ -44,8 +41,7 @@ class InvariancePlan:
         every: all features that can be toggled here; those that no arm toggles are off.
         not_covered: features that cannot be toggled here, with the reason by id, or none if features were named.
         arms: in the order in which they run, without the base.
-        mode: how they were chosen.
-        minutes: how long to run arms, or 0 for no limit. Failing arms are then reduced without a limit.
+        together: whether one arm has all features, rather than every two of them some arm.
         asked: the features that were named; empty for all.
         load: the probes.
     """
@@ -55,8 +51,7 @@ class InvariancePlan:
     every: Mapping[str, Feature]
     not_covered: Mapping[str, str]
     arms: tuple[Arm, ...]
-    mode: Mode
-    minutes: float
+    together: bool
     asked: tuple[str, ...]
     load: ProbeLoad
 
@@ -73,8 +68,7 @@ class InvariancePlan:
         """The command that repeats the invocation."""
         words = ["assay", "invariance", *self.run.spec.given_flags(INVARIANCE_FLAGS)]
         words += [f"--features={','.join(self.asked)}"] if self.asked else []
-        words += [f"--arms={self.mode}"] if self.mode != "pairs" else []
-        words += [f"--minutes={self.minutes:g}"] if self.minutes else []
+        words += ["--together"] if self.together else []
         return shlex.join(words)
 
 
@@ -94,23 +88,16 @@ def gpu_count(device: str) -> int:
     return torch.cuda.device_count()
 
 
-def plan_invariance(
-    run: Plan,
-    asked: Sequence[str] = (),
-    mode: Mode = "pairs",
-    minutes: float = 0.0,
-    gpus: int = 0,
-) -> InvariancePlan:
+def plan_invariance(run: Plan, asked: Sequence[str] = (), together: bool = False, gpus: int = 0) -> InvariancePlan:
     """Check what is to be compared.
 
     Args:
         asked: ids of the features to toggle, or empty for all that can be.
-        mode: "pairs" for a covering array, "singles" for each feature alone, "exactly" for all of `asked` together.
-        minutes: how long to run arms, or 0 for no limit.
+        together: turn all of `asked` on in one arm, instead of a covering array.
         gpus: GPUs of the machine.
 
     Raises:
-        UsageError: an unknown feature, one that cannot be toggled here, or features for "exactly" that exclude each other.
+        UsageError: an unknown feature, one that cannot be toggled here, or features that exclude each other where all are to be on.
     """
     device = run.spec.device
     every = registry.features(run.spec.reference.engine).features_of(device)
@@ -145,27 +132,24 @@ def plan_invariance(
         known=known,
         every={id_: feature for id_, feature in every.items() if id_ not in reasons},
         not_covered={} if asked else reasons,
-        arms=tuple(_with_bases(_arms(known, asked, mode), known)),
-        mode=mode,
-        minutes=minutes,
+        arms=tuple(_with_bases(_arms(known, together), known)),
+        together=together,
         asked=tuple(asked),
         load=probe_load(device, shape.context, shape.vocabulary),
     )
 
 
-def _arms(known: Mapping[str, Feature], asked: Sequence[str], mode: Mode) -> list[Arm]:
-    if mode == "pairs":
+def _arms(known: Mapping[str, Feature], together: bool) -> list[Arm]:
+    if not together:
         return pairs(known)
-    if mode == "singles":
-        return singles(known)
-    together = frozenset(known)
-    if not together or not possible(together, known):
+    arm = frozenset(known)
+    if not arm or not possible(arm, known):
         raise UsageError(
-            f"--arms=exactly: {', '.join(asked) or 'nothing'} cannot be on together.",
+            f"--together: {', '.join(known) or 'nothing'} cannot be on together.",
             "features that do not exclude each other",
             "name them with --features",
         )
-    return [together]
+    return [arm]
 
 
 def _with_bases(arms: Sequence[Arm], known: Mapping[str, Feature]) -> list[Arm]:

@@ -5,11 +5,10 @@ Every test may start a server, so a passing set excludes its subsets, and the se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import combinations, combinations_with_replacement
+from collections.abc import Callable, Collection, Iterator
+from itertools import combinations
 
-from assay.harness.engines.features import Feature
-from assay.harness.judge.invariance_arms import BASE, Arm, closed, possible
+from assay.harness.judge.invariance_arms import Arm
 from assay.harness.stats.ddmin import ddmin
 
 _Fails = Callable[[Arm], bool | None]
@@ -43,25 +42,6 @@ def reduce(
             break
     # Completion adds back required features, so a part is tested as it is run.
     return of(frozenset(ddmin(sorted(known), lambda some: test(frozenset(some)))))
-
-
-def unexplained(states: Mapping[Arm, bool | None], known: Mapping[str, Feature]) -> Arm:
-    """Join pairs of features that only failing arms have, though no failing arm is a part of them: a second fault may hide there.
-
-    Args:
-        states: whether each arm that was run failed, or None if unknown.
-
-    Returns:
-        The features of as many such pairs as can be on together without a failing arm as a part, or no features without a pair.
-    """
-    failed = [arm for arm, state in states.items() if state]
-    joined = BASE
-    for pair in combinations_with_replacement(known, 2):
-        having = [state for arm, state in states.items() if arm.issuperset(pair)]
-        larger = joined | closed(pair, known)
-        if having and all(having) and possible(larger, known) and not any(arm <= larger for arm in failed):
-            joined = larger
-    return joined
 
 
 def _guesses(failing: Arm, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]) -> Iterator[Arm]:

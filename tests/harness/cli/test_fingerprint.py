@@ -55,18 +55,16 @@ def test_a_run_is_named_by_its_folder(
 
 def test_nothing_in_common_exits_with_3(call: Callable[..., int], two: tuple[Path, Path], tmp_path: Path) -> None:
     empty = tmp_path / "empty.json"
-    empty.write_text(Fingerprint(source="files", engine="e", model="m").model_dump_json())
+    empty.write_text(Fingerprint(source="endpoint", engine="e", model="m").model_dump_json())
     assert call("compare", two[0], empty) == 3
 
 
-def test_files_are_read_without_the_packages_of_a_server(
+def test_missing_packages_are_found_before_a_model_is_loaded(
     call: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(extra: str, what: str) -> None:
         raise UsageError(f"{what} needs packages that are not installed.", extra, "install them")
 
     monkeypatch.setattr("assay.harness.extras.require", missing)
-    assert call("fingerprint", "--files") == 0
-    assert "nothing is wrong" in capsys.readouterr().out
     assert call("fingerprint") == 2
     assert "needs packages" in capsys.readouterr().err

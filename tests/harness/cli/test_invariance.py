@@ -16,12 +16,10 @@ from assay.reports.wording.verdict import headline
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--arms", "some"), "--arms"),
         (("--features", "prefix-cach"), "did you mean 'prefix-cache'?"),
         (("--features", "hicache"), "hicache cannot be switched here: not on cpu: it copies with CUDA."),
-        (("--arms=exactly",), "--arms=exactly: nothing cannot be on together."),
+        (("--together",), "--features"),
         (("--reference", "http://127.0.0.1:1"), "is the URL"),
-        (("--minutes", "-1"), "--minutes"),
     ],
 )
 def test_wrong_use(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.engines import launch, registry
 from assay.harness.engines.launched import LaunchedServer
 from assay.harness.errors import UsageError
+from assay.harness.evidence.manifest import engine_label, engine_of
 from assay.harness.sides import ENGINES, Engine, profile_of
 
 
@@ -17,8 +20,7 @@ from assay.harness.sides import ENGINES, Engine, profile_of
 @pytest.mark.parametrize(
     ("protocol", "name"),
     [
-        (registry.Arguments, "arguments"), (registry.Catalog, "catalog"), (registry.Failures, "failures"),
-        (launch.Launching, "launch"),
+        (registry.Arguments, "arguments"), (launch.Launching, "launch"),
     ],
 )  # fmt: skip
 def test_a_module_has_every_member_with_the_parameters_of_its_protocol(engine: Engine, protocol: Any, name: str) -> None:
@@ -45,4 +47,31 @@ def test_a_server_is_one_that_assay_starts_and_its_profile_names_its_reference(e
     assert issubclass(registry.module(engine, "server").SERVER, LaunchedServer)
     profile = profile_of(engine)
     assert profile.references["cpu"] in profile.cpu_backends
-    assert set(profile.cpu_backends) <= set(registry.catalog(engine).backends())
+    assert set(profile.cpu_backends) <= set(registry.backends(engine))
+
+
+@pytest.mark.parametrize(
+    ("engine", "names", "phase", "stored", "expected"),
+    [
+        ("sglang", ("triton",), "extend", False, ""),
+        ("sglang", ("flashinfer",), "extend", False, "merged_prefix"),
+        ("sglang", ("flashinfer", "triton"), "extend", False, "merged_prefix"),
+        ("sglang", ("flashinfer",), "decode", False, ""),
+        ("sglang", ("triton",), "decode", True, "fp8_qp"),
+        ("vllm", ("CPU_ATTN",), "decode", True, ""),
+        ("vllm", ("CPU_ATTN", "FLASH_ATTN"), "decode", True, "fp8_qp"),
+    ],
+)
+def test_backends_that_merge_the_prefix_have_its_noise_in_prefill(
+    engine: Engine, names: tuple[str, ...], phase: str, stored: bool, expected: str
+) -> None:
+    assert registry.native_noise(engine, names, phase, stored) == expected
+
+
+def test_both_noises_are_one_family() -> None:
+    assert family(registry.native_noise("sglang", ("flashinfer",), "extend", True)) == replace(FAMILIES["fp8_qp"], merged=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_label_names_its_engine(engine: Engine) -> None:
+    assert engine_of(engine_label(engine, "1.2", "cpu")) == engine

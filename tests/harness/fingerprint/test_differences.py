@@ -14,7 +14,7 @@ from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, variables
-from assay.harness.fingerprint.in_interpreter import _digests_of, beside_config, settings_of
+from assay.harness.fingerprint.folder_readings import _digests_of, beside_config, settings_of
 from assay.harness.fingerprint.parts import faults
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
@@ -37,7 +37,7 @@ def described(weights: dict[str, Tensor]) -> tuple[Weight, ...]:
 
 
 def fingerprint(**parts: Any) -> Fingerprint:
-    return Fingerprint(source="files", engine="SGLang 0.5.23 on cpu", model="m", **{"config": {}, **parts})
+    return Fingerprint(source="model runner", engine="SGLang 0.5.23 on cpu", model="m", **{"config": {}, **parts})
 
 
 def first(left: Fingerprint, right: Fingerprint, *allowed: str) -> tuple[int, str]:
@@ -251,7 +251,7 @@ def test_weights_of_the_same_values_in_another_dtype_are_told_and_do_not_count()
 
 
 @pytest.mark.parametrize(
-    ("source", "computes_in", "counts"), [("server", "float32", False), ("server", "bfloat16", True), ("files", "float32", True)]
+    ("source", "computes_in", "counts"), [("server", "float32", False), ("server", "bfloat16", True), ("endpoint", "float32", True)]
 )
 def test_the_dtype_of_a_checkpoint_counts_unless_both_servers_compute_in_the_same(
     source: Any, computes_in: str, counts: bool
@@ -494,7 +494,7 @@ def test_what_the_corpus_does_not_meet_is_told_by_digests(changed: dict[str, str
     assert first(left, unknown) == (0, "")
 
 
-@pytest.mark.parametrize("source", ["files", "server"])
+@pytest.mark.parametrize("source", ["model runner", "server"])
 def test_a_part_that_one_side_lost_is_named_and_no_pass(source: Any) -> None:
     left = fingerprint(tokens=Tokens(bare=IDS), weights=described(random_weights()), environment={}).model_copy(
         update={"source": source}

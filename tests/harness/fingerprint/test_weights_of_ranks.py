@@ -1,4 +1,4 @@
-"""What several processes hold, joined: parts at known places are the whole, others are compared by process or by sums."""
+"""What several processes hold, joined: parts are compared by process, or by sums with the whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.fingerprint.weights import Piece, WeightPlace, describe_weight, distance, joined, same_numbers
+from assay.harness.fingerprint.weights import describe_weight, distance, joined, same_numbers, weights_of
 
 
 @pytest.fixture
@@ -27,40 +27,9 @@ def merged(*parts: Weight) -> Weight:
     return made
 
 
-def placed(weight: Tensor, dim: int, ranks: int) -> list[Weight]:
-    """Describe what each rank holds of a matrix that is cut along a dim."""
-    made = []
-    for number, part in enumerate(weight.chunk(ranks, dim)):
-        first = number * part.shape[dim]
-        piece = Piece(((0, part.shape[0]),), first) if dim else Piece(((first, part.shape[0]),))
-        made.append(describe_weight("w", part.contiguous(), place=WeightPlace(tuple(weight.shape), (piece,))))
-    return made
-
-
 def says(left: Weight, right: Weight) -> list[str]:
     diff = compare_fingerprints(rank(left), rank(right))
     return [*(difference.name for difference in diff.differences), *diff.not_compared.keys() & {"weights.order"}]
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_parts_at_known_places_are_the_whole(weight: Tensor, dim: int, ranks: int) -> None:
-    whole, parts = describe_weight("w", weight), merged(*placed(weight, dim, ranks))
-    assert parts.projections == pytest.approx(whole.projections, abs=1e-5)
-    assert (parts.whole, parts.ranks, parts.held) == ((96, 64), ranks, ())
-    assert says(whole, parts) == []
-    rounded = merged(*placed(weight.bfloat16(), dim, ranks))
-    assert says(whole, rounded) == ["weights.dtype"]
-
-
-@pytest.mark.parametrize("mean", [0.0, 0.05])
-@pytest.mark.parametrize("shape", [(1024, 28672), (2048, 8192)])
-def test_where_a_large_matrix_is_cut_does_not_matter(shape: tuple[int, int], mean: float) -> None:
-    """A sum of 28,672 columns in float32 would be 1.1e-6 from that of its eight parts, in the norm."""
-    large = 0.02 * torch.randn(shape, generator=torch.Generator().manual_seed(1)) + mean
-    far = distance(describe_weight("w", large), merged(*placed(large, 1, 8)))
-    assert far is not None
-    assert far < 5e-7
 
 
 OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -74,15 +43,7 @@ OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_order_of_parts_is_seen(weight: Tensor, dim: int, other: str) -> None:
-    whole, parts = describe_weight("w", weight), merged(*placed(OTHERS[other](weight), dim, 2))
-    assert says(whole, parts) == ["weights.order"]
-    assert says(merged(*placed(weight, dim, 2)), parts) == ["weights.order"]
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("other", OTHERS)
-def test_parts_without_places_are_compared_with_those_of_the_same_rank(weight: Tensor, dim: int, other: str) -> None:
+def test_parts_are_compared_with_those_of_the_same_rank(weight: Tensor, dim: int, other: str) -> None:
     ours, theirs = (
         merged(*(describe_weight("w", part) for part in each.chunk(2, dim))) for each in (weight, OTHERS[other](weight))
     )
@@ -93,7 +54,7 @@ def test_parts_without_places_are_compared_with_those_of_the_same_rank(weight: T
     assert says(ours, exchanged) == ["weights.order"]
 
 
-def test_parts_without_places_have_no_order_beside_the_whole(weight: Tensor) -> None:
+def test_parts_have_no_order_beside_the_whole(weight: Tensor) -> None:
     whole, parts = describe_weight("w", weight), merged(*(describe_weight("w", part) for part in weight.flip(0).chunk(2)))
     assert says(whole, parts) == ["weights.order"]
     diff = compare_fingerprints(rank(whole), rank(parts))
@@ -101,26 +62,18 @@ def test_parts_without_places_have_no_order_beside_the_whole(weight: Tensor) -> 
     assert diff.not_compared["weights.order"].startswith("of w: not known which parts each rank holds; compare")
 
 
-def test_pieces_that_are_not_the_whole_have_no_place(weight: Tensor) -> None:
-    first, second = placed(weight, 0, 2)
-    assert merged(first, first).whole == ()
-    assert merged(first, second).whole == (96, 64)
-    alone = describe_weight("w", weight[:48])
-    assert merged(first, alone).whole == ()
-
-
-def test_equal_parts_at_known_places_are_not_one(weight: Tensor) -> None:
-    doubled = torch.cat([weight, weight])
-    whole, parts = describe_weight("w", doubled), merged(*placed(doubled, 0, 2))
-    assert (parts.ranks, parts.sums[0]) == (2, 2 * weight.numel())
-    assert says(whole, parts) == []
+class RMSNorm(torch.nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
 
 
 def test_copies_that_differ_are_wrong(weight: Tensor) -> None:
-    place = WeightPlace((96, 64), (Piece(((0, 96),)),))
-    ours, theirs = (describe_weight("w", each, place=place) for each in (weight, weight.flip(0)))
+    (ours,), (theirs,) = (weights_of(RMSNorm(each)) for each in (weight, weight.flip(0)))
     assert merged(ours, ours).copies_differ is False
     assert says(ours, merged(ours, theirs)) == ["weights.wrong"]
+    (linear,), (other,) = (weights_of(torch.nn.Linear(*each.shape[::-1], bias=False)) for each in (weight, weight))
+    assert merged(linear, other).copies_differ is False, "parts of a matrix"
 
 
 @pytest.mark.parametrize("dim", [0, 1])

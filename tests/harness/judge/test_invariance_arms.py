@@ -3,18 +3,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 from assay.harness.engines.sglang.features import Feature, features_of
-from assay.harness.judge.invariance_arms import (
-    BASE,
-    ArmJudge,
-    base_of,
-    clashes,
-    closed,
-    left_out,
-    pairs,
-    possible,
-    server_of,
-    singles,
-)
+from assay.harness.judge.invariance_arms import BASE, ArmJudge, base_of, clashes, closed, pairs, possible, server_of
 from assay.harness.judge.probe_scores import Bound
 
 CPU = features_of("cpu")
@@ -56,11 +45,6 @@ def test_arms_of_one_server_follow_each_other_and_what_stays_comes_last() -> Non
         assert not (same_server and "weights-again" in one and "weights-again" not in other)
 
 
-def test_a_single_has_what_it_requires() -> None:
-    assert closed(["mixed-chunk"], KNOWN) in singles(KNOWN)
-    assert len(singles(KNOWN)) == len(KNOWN)
-
-
 def test_what_has_a_base_of_its_own_is_compared_with_it() -> None:
     known = {"exact": own("exact", on=("--exact",), cost="a base of its own"), "batch": own("batch")}
     assert base_of(frozenset({"exact", "batch"}), known) == {"exact"}
@@ -77,9 +61,3 @@ def test_some_arm_may_not_differ_by_one_bit_from_a_base_of_its_own() -> None:
     assert set(judge.limits_of(frozenset(exact)).values()) == {Bound(0.0, 0.0)}
     assert server_of(frozenset(exact), known) == base_of(frozenset(exact), known), "it needs no server beside its base's"
     assert {"deterministic"} in pairs({"deterministic": known["deterministic"]})
-
-
-def test_arms_left_out_are_named_by_their_pairs() -> None:
-    planned = [frozenset({"batch", "order"}), frozenset({"batch", "page-size"})]
-    assert left_out(planned, planned, KNOWN) == []
-    assert left_out(planned, planned[:1], KNOWN) == [("batch", "page-size")]

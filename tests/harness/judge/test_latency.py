@@ -87,6 +87,13 @@ def test_a_check_that_is_not_met_forbids_a_pass(
     assert value in checks[-1].outcome.values.items()
 
 
+@pytest.mark.parametrize(("tokens", "status"), [(128, "ok"), (512, "missing")])
+def test_chunks_are_those_of_the_engine(make_bench: MakeBench, tokens: int, status: str) -> None:
+    result = judge_bench(make_bench(kind="vllm", arguments={"scheduler_config": {"max_num_batched_tokens": tokens}}))
+    (check,) = [check for check in result.checks if check.id == "chunked-chunked"]
+    assert (check.status, check.outcome.values["sizes"][1]) == (status, ["candidate", str(tokens)])
+
+
 def test_arguments_that_follow_from_the_treatment_do_not_forbid_a_pass(make_bench: MakeBench) -> None:
     settings = {"flags": {"candidate_arg": ("--kv-cache-dtype=auto",)}, "arguments": {"graph_sizes": 8}}
     assert judge_bench(make_bench(**settings)).verdict == "inconclusive"

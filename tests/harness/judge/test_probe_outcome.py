@@ -13,6 +13,7 @@ from assay.harness.judge.invariance_arms import BASE, ArmJudge
 from assay.harness.judge.probe_outcome import accept_length, outcome
 from assay.harness.judge.probe_scores import Bound, Measure, bounds, factor, floor_of
 from assay.harness.statement import state
+from assay.reports.wording.say import say
 
 Limits = dict[Measure, Bound]
 
@@ -248,6 +249,18 @@ def test_another_end_is_a_difference(arm_records: ModuleType, limits: Limits) ->
         each.model_copy(update={"texts": (end,)}) for each, end in ((base, arm_records.text("yes", "no", 1e-4)), (arm, tie))
     )
     assert outcome(base, record, limits, swing=1e-3).state == "same", "behind a tie, texts have ends of their own"
+
+
+def test_blocks_of_another_prompt_are_a_difference_even_without_a_distance(arm_records: ModuleType, limits: Limits) -> None:
+    got = {"cached_tokens": 32, "foreign_tokens": 28}
+    named = state("arm-differs", by="cache", answers=1, probe="2+8", cached=32, shared=4)
+    arm = changed(arm_records.arm("prefix-cache"), **got)
+    found = outcome(arm_records.BASE, arm, limits)
+    assert (found.state, found.first, found.why) == ("differs", None, (named,))
+    found = outcome(arm_records.BASE, changed(arm_records.arm("prefix-cache", prefill=0.1), **got), limits)
+    assert (found.state, found.first is not None, found.why) == ("differs", True, (named,))
+    assert say(named).startswith("the prefix cache gave 1 prompt blocks of another one, the first to probe 2+8: 32 tokens came")
+    assert outcome(changed(arm_records.BASE, **got), arm, limits).state == "same", "both servers take them"
 
 
 def test_deterministic_kernels_allow_no_bit_of_difference_in_a_batch(arm_records: ModuleType, limits: Limits) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.evidence.probes import Scores
 from assay.harness.judge.logits import merged_kl
-from assay.harness.judge.probe_scores import Bound, Distance, Measure, ProbePlace, changed_probes, places
+from assay.harness.judge.probe_scores import Bound, Distance, Measure, ProbePlace, bound_of, changed_probes, factor, places
 
 
 def test_positions_are_compared_where_both_have_one(arm_records: ModuleType) -> None:
@@ -72,3 +72,15 @@ def test_probes_with_a_position_out_of_bounds_differ(arm_records: ModuleType) ->
     other = [arm_records.reply("0+8"), arm_records.reply("1+8", decode=0.5), arm_records.reply("2+8", prefill=0.5)]
     assert changed_probes(arm_records.BASE.replies, other, limits) == ["1+8", "2+8"]
     assert changed_probes(arm_records.BASE.replies, [arm_records.reply("0+8", decode=0.01)], limits) == []
+
+
+def test_a_probe_that_its_repeats_do_not_move_may_move_as_far_as_half_of_the_probes() -> None:
+    """Kernels that compute each row alone repeat a prefill to the bit; after a cached prefix, other kernels round it."""
+    moved = {"0+3": (4e-4, 2e-4), "0+16": (2e-4, 2e-4), "17+9": (0.0, 0.0)}
+    again = Distance(300, 1e-4, 1e-3, None, moved)
+    bound = bound_of([again], 3, "bfloat16")
+    assert not bound.beyond(Distance(300, 1e-4, 1e-3, None, {"17+9": (2e-3, 1e-3)}))
+    assert bound.beyond(Distance(300, 1e-4, 1e-3, None, {"17+9": (factor(3) * 3e-4, 1e-3)})) == {"17+9"}
+    assert not bound.beyond(Distance(300, 1e-4, 1e-3, None, {"0+3": (factor(3) * 3e-4, 1e-3)})), "its own repeats move it more"
+    assert bound.floor is not None
+    assert not bound.floor.beyond(Distance(300, 1e-4, 1e-3, None, {"17+9": (factor(3) * 3e-4, 1e-3)}))

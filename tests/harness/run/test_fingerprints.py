@@ -1,9 +1,8 @@
-"""Fingerprints of model files as packages read them, and of endpoints: the first lines of diffs that public bugs give."""
+"""Fingerprints of models that transformers loads, and of endpoints: the first lines of diffs that public bugs give."""
 
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,12 +16,11 @@ import pytest
 from assay.evals.probe_texts import CHATS
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import Fingerprint
-from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.parts import faults
 from assay.harness.run import fingerprints
-from assay.harness.run.fingerprints import of_files, of_url
-from assay.harness.sides import Side
+from assay.harness.run.fingerprints import of_side, of_url
+from assay.harness.sides import Engine, Side
 from assay.reports.fingerprint import diff_document, fingerprint_document
 from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
 
@@ -32,17 +30,18 @@ PLAIN: dict[str, Any] = {"rope_theta": 10000.0}
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read files in this process: an interpreter takes seconds to start."""
+    """Load models in this process: an interpreter takes seconds to start."""
     pytest.importorskip("transformers")
+    from assay.harness.engines.hf.process import parsed, served
 
     def printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str, engine: str) -> str:
-        return json.dumps(in_interpreter.main(command[2], json.loads(Path(command[3]).read_text())))
+        return served(parsed(command[3:])).describe().model_dump_json()
 
     monkeypatch.setattr(fingerprints, "_printed", printed)
 
 
-def files(model: Path, python: str = "") -> Fingerprint:
-    return of_files(Side(backend="torch_native", model=str(model), interpreter=python), 300.0)
+def loaded(model: Path, python: str = "", engine: Engine = "hf") -> Fingerprint:
+    return of_side(Side(engine=engine, backend="torch_native", model=str(model), interpreter=python), "cpu", 300.0)
 
 
 def first(left: Fingerprint, right: Fingerprint) -> tuple[int, str]:
@@ -51,39 +50,34 @@ def first(left: Fingerprint, right: Fingerprint) -> tuple[int, str]:
 
 
 @pytest.mark.usefixtures("here")
-def test_parts_of_files_are_observed_and_the_others_are_not(tmp_path: Path) -> None:
-    made = files(write_model(tmp_path, PLAIN))
-    assert {part for part in ("tokens", "rope", "weights", "generation", "packages", "environment") if made.has(part)} == {
-        "tokens", "rope", "weights", "generation", "packages", "environment",
-    }  # fmt: skip
-    assert made.not_observed["backends"] == "read from files, without a server"
+def test_parts_of_a_model_are_observed(tmp_path: Path) -> None:
+    made = loaded(write_model(tmp_path, PLAIN))
+    assert all(map(made.has, ("tokens", "rope", "weights", "generation", "packages", "environment")))
     assert made.generation is not None
     assert made.generation["temperature"] == "0.6"
     assert [(fault.name, fault.outputs) for fault in faults(made)] == [("folder.note", False)], "its temperature"
 
 
 @pytest.mark.usefixtures("here")
-def test_a_broken_tokenizer_is_not_said_to_be_right(tmp_path: Path) -> None:
-    model = write_model(tmp_path, PLAIN)
-    assert fingerprint_document(files(model)).headline.endswith("; nothing is wrong in itself.")
-    (model / "tokenizer.json").write_text('{"model": 1}')
-    made = files(model)
-    assert made.not_observed["tokens"]
+def test_tokens_that_were_not_observed_are_not_said_to_be_right(tmp_path: Path) -> None:
+    made = loaded(write_model(tmp_path, PLAIN))
+    assert fingerprint_document(made).headline.endswith("; nothing is wrong in itself.")
+    made = made.model_copy(update={"tokens": None, "not_observed": {"tokens": "no tokenizer"}})
     assert fingerprint_document(made).headline.endswith("; no observed part is wrong in itself; tokens were not observed.")
 
 
 @pytest.mark.usefixtures("here")
 def test_a_fingerprint_holds_no_secret_that_was_given(tmp_path: Path) -> None:
-    side = Side(backend="torch_native", model=str(write_model(tmp_path, PLAIN)), environment={"HF_TOKEN": "hunter2"})
-    made = of_files(side.model_copy(update={"flags": ("--admin-api-key=hunter2",)}), 300.0)
+    model = str(write_model(tmp_path, PLAIN))
+    made = of_side(Side(engine="hf", backend="hf", model=model, environment={"HF_TOKEN": "hunter2"}), "cpu", 300.0)
     assert "hunter2" not in made.model_dump_json()
-    assert (made.asked["environment.HF_TOKEN"], made.asked["--admin-api-key"]) == ("***", "***")
+    assert made.asked["environment.HF_TOKEN"] == "***"
 
 
 @pytest.mark.usefixtures("here")
 def test_a_class_that_splits_otherwise_is_seen_beside_tokenizer_json(tmp_path: Path) -> None:
-    right = files(write_model(tmp_path / "a", PLAIN, splits=LLAMA_3_SPLIT))
-    wrong = files(write_model(tmp_path / "b", PLAIN, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer"))
+    right = loaded(write_model(tmp_path / "a", PLAIN, splits=LLAMA_3_SPLIT))
+    wrong = loaded(write_model(tmp_path / "b", PLAIN, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer"))
     if not (wrong.tokens and wrong.tokens.written):
         pytest.skip("these transformers keep what tokenizer.json says")
     code, says = first(right, wrong)
@@ -94,10 +88,10 @@ def test_a_class_that_splits_otherwise_is_seen_beside_tokenizer_json(tmp_path: P
 
 @pytest.mark.usefixtures("here")
 def test_two_bos_where_a_client_renders_the_chat(tmp_path: Path) -> None:
-    once = files(
+    once = loaded(
         write_model(tmp_path / "a", PLAIN, template="{% for m in messages %}{{ m['content'] }}{% endfor %}", adds_bos=True)
     )
-    twice = files(write_model(tmp_path / "b", PLAIN, adds_bos=True))
+    twice = loaded(write_model(tmp_path / "b", PLAIN, adds_bos=True))
     code, says = first(once, twice)
     assert (code, says.partition(" begin")[0]) == (1, "B: two BOS tokens")
     assert [(fault.name, fault.outputs) for fault in faults(twice)] == [("tokens.twice", False), ("folder.note", False)]
@@ -106,20 +100,10 @@ def test_two_bos_where_a_client_renders_the_chat(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_checkpoint_saved_in_another_dtype(tmp_path: Path) -> None:
     rounded = {name: weight.bfloat16() for name, weight in random_weights().items()}
-    left, right = files(write_model(tmp_path / "a", PLAIN)), files(write_model(tmp_path / "b", PLAIN, weights=rounded))
+    left, right = loaded(write_model(tmp_path / "a", PLAIN)), loaded(write_model(tmp_path / "b", PLAIN, weights=rounded))
     result = compare_fingerprints(left, right)
     assert result.differences[0].says == "21 of 21 parameters are the same weights rounded to bfloat16 in B"
     assert result.differences[0].declared == "model"  # two folders were asked for
-
-
-@pytest.mark.slow
-def test_an_interpreter_reads_as_this_process_does(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    model = write_model(tmp_path, {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}})
-    made = files(model, sys.executable)
-    assert made.not_observed.keys() >= {"backends", "arguments"}
-    assert made.rope is not None
-    assert [table.wrong for table in made.rope] == [""]
 
 
 def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: Path) -> None:
@@ -128,7 +112,7 @@ def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: P
     python.write_text("#!/bin/sh\necho no transformers here >&2\nexit 3\n")
     python.chmod(0o755)
     with pytest.raises(EngineError, match=r"exited with status 3, without a fingerprint") as caught:
-        files(model, str(python))
+        loaded(model, str(python))
     assert "no transformers here" in caught.value.details
 
 
@@ -137,7 +121,7 @@ def test_a_known_cause_says_what_to_do(tmp_path: Path) -> None:
     python.write_text(f"#!/bin/sh\ncat {log} >&2\nexit 1\n")
     python.chmod(0o755)
     with pytest.raises(EngineError, match="without a fingerprint: AssertionError: GptOssForCausalLM requires one of") as caught:
-        files(write_model(tmp_path / "model", PLAIN), str(python))
+        loaded(write_model(tmp_path / "model", PLAIN), str(python), "sglang")
     assert "assay fingerprint --backend triton" in caught.value.do
     assert caught.value.expected
 
@@ -274,12 +258,11 @@ def test_without_tokenize_the_numbers_of_prompt_tokens_are_compared(url: str) ->
 
 
 @pytest.mark.usefixtures("here")
-def test_a_setting_of_the_model_is_seen_in_files(tmp_path: Path) -> None:
-    right, wrong = (files(write_model(tmp_path / str(eps), PLAIN | {"rms_norm_eps": eps})) for eps in (1e-5, 0.5))
-    assert first(right, wrong) == (1, "the model's setting rms_norm_eps is 1e-05 in A, 0.5 in B")
-    held = {**(right.config or {}), "layers.RMSNorm.variance_epsilon": "1e-05"}
-    served = right.model_copy(update={"source": "server", "config": held})
-    assert compare_fingerprints(right, served).exit_code == 0, "files do not tell what layers hold"
+def test_a_setting_of_the_model_is_seen(tmp_path: Path) -> None:
+    right, wrong = (loaded(write_model(tmp_path / str(eps), PLAIN | {"rms_norm_eps": eps})) for eps in (1e-5, 0.5))
+    assert first(right, wrong) == (
+        1, "the model's setting layers.LlamaRMSNorm.variance_epsilon is 1e-05 in A, 0.5 in B",
+    )  # fmt: skip
     unread = right.model_copy(update={"config": None, "not_observed": {"config": "OSError: no config.json"}})
     for left, other in ((right, unread), (unread, right), (unread, unread)):
         result = compare_fingerprints(left, other)

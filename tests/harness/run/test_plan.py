@@ -9,7 +9,7 @@ import pytest
 
 from assay.harness import extras
 from assay.harness.config import RunSpec
-from assay.harness.engines.sglang import catalog
+from assay.harness.engines import registry
 from assay.harness.errors import UsageError
 from assay.harness.run.doctor import examine
 from assay.harness.run.plan import prepare
@@ -50,7 +50,7 @@ def test_a_package_that_is_too_old_is_found_before_a_server_starts_and_by_the_do
 def test_an_sglang_that_is_too_old_is_found_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = prepare(RunSpec.of(reference="torch_native", candidate="torch_native"))
     check_environment(plan)
-    monkeypatch.setattr(catalog, "version", lambda name: "0.5.9.post1")
+    monkeypatch.setattr(registry, "version", lambda name: "0.5.9.post1")
     with pytest.raises(UsageError, match=r"SGLang 0\.5\.9\.post1 is too old"):
         check_environment(plan)
     found = {one.id: one for one in examine(RunSpec.of(reference="torch_native", candidate="torch_native"))}

@@ -19,8 +19,8 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines.registry import checked_backend
 from assay.harness.engines.sglang import native_kernel
-from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.native_kernel import NativeKernel
 from assay.harness.errors import UsageError
 
@@ -67,7 +67,7 @@ def test_without_sglang_the_error_says_to_install_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", ["sglang:triton", "sglang:triton@16"])
 def test_a_server_is_told_the_name_that_it_knows(name: str) -> None:
     with pytest.raises(UsageError, match=f"--candidate: {name} is a backend without a server") as error:
-        checked_backend("--candidate", name)
+        checked_backend("sglang", "--candidate", name)
     assert error.value.do == "name it triton"
 
 

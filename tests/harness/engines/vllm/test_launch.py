@@ -10,8 +10,8 @@ import pytest
 from assay.harness.engines import failures
 from assay.harness.engines.arguments import differences
 from assay.harness.engines.launch import Launch
+from assay.harness.engines.registry import checked_backend
 from assay.harness.engines.vllm import arguments
-from assay.harness.engines.vllm.catalog import checked_backend
 from assay.harness.engines.vllm.launch import command, settings
 from assay.harness.errors import UsageError
 from assay.harness.evidence.manifest import ServerManifest
@@ -77,7 +77,7 @@ def test_flags_that_assay_sets_and_unknown_backends_are_refused() -> None:
     with pytest.raises(UsageError, match="which assay sets itself"):
         make(engine_args=("--worker-extension-cls=mine",))
     with pytest.raises(UsageError, match="'CPU_ATN'") as refused:
-        checked_backend("--candidate", "CPU_ATN")
+        checked_backend("vllm", "--candidate", "CPU_ATN")
     assert "CPU_ATTN" in refused.value.do
 
 

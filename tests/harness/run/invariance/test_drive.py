@@ -75,7 +75,7 @@ def test_a_bug_is_reduced_to_what_carries_it(compared: Compare, carriers: set[st
     assert result.verdict == "regression"
     (finding,) = result.findings
     assert finding.title == f"{' + '.join(sorted(carriers))} changes the output"
-    assert finding.reproduce.endswith(f"--features={','.join(sorted(carriers))} --arms=exactly")
+    assert finding.reproduce.endswith(f"--features={','.join(sorted(carriers))} --together")
     if len(carriers) == 2:
         assert finding.claim is not None
         assert [kl for _, kl in finding.claim.values["alone"]] == [0.0, 0.0], "each alone changes nothing"
@@ -111,8 +111,8 @@ def test_a_difference_that_does_not_come_again_has_no_place_in_the_model(compare
     assert parting.not_observed in result.findings[0].shown_by
 
 
-@pytest.mark.parametrize("mode", ["pairs", "exactly"])
-def test_what_does_not_differ_each_time_is_not_reduced(compared: Compare, mode: str) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_what_does_not_differ_each_time_is_not_reduced(compared: Compare, together: bool) -> None:
     hits: list[Any] = []
 
     def first(served: Any) -> bool:
@@ -120,7 +120,7 @@ def test_what_does_not_differ_each_time_is_not_reduced(compared: Compare, mode: 
             hits.append(served)
         return len(hits) == 1 and served is hits[0]
 
-    result = compared(first, features=("page-size", "prefix-cache", "streamed"), mode=mode)
+    result = compared(first, features=("page-size", "prefix-cache", "streamed"), together=together)
     assert result.verdict == "regression"
     (finding,) = result.findings
     assert finding.title.endswith("changes the output in 1 of 2 askings")
@@ -143,11 +143,11 @@ def test_a_server_that_writes_no_trace_is_not_observed(
     assert "layer" not in result.findings[0].where
 
 
-def test_exactly_compares_each_alone_where_the_set_differs(compared: Compare) -> None:
+def test_a_set_on_together_compares_each_alone_where_the_set_differs(compared: Compare) -> None:
     def bug(served: Any) -> bool:
         return served.cached > 500 and "--page-size" in served.flags
 
-    result = compared(bug, features=("page-size", "prefix-cache", "streamed"), mode="exactly")
+    result = compared(bug, features=("page-size", "prefix-cache", "streamed"), together=True)
     assert [arm.features for arm in result.arms[2:]] == [
         ("page-size", "prefix-cache", "streamed"), ("page-size", "prefix-cache", "streamed"), ("page-size",), ("prefix-cache",),
         ("streamed",),
@@ -172,22 +172,13 @@ def test_a_base_that_does_not_start_is_an_error(compared: Compare) -> None:
         compared(refused=("--disable-overlap-schedule",))
 
 
-def test_arms_that_a_budget_leaves_out_are_named(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(0, 10**6, 40))
-    monkeypatch.setattr(drive.time, "monotonic", lambda: float(next(clock)))
-    result = compared(features=("batch", "page-size", "prefix-cache"), minutes=5.0)
-    assert result.left_out
-    check = next(check for check in result.checks if check.id == "pairs-covered")
-    assert check.status == "not checked"
-
-
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
         ({"features": ("chunks",)}, "chunks is not a feature"),
         ({"features": ("ngram",)}, "ngram cannot be switched here: not on cpu"),
-        ({"features": ("no-radix-cache", "prefix-cache"), "mode": "exactly"}, "cannot be on together"),
-        ({"mode": "exactly"}, "cannot be on together"),
+        ({"features": ("no-radix-cache", "prefix-cache"), "together": True}, "cannot be on together"),
+        ({"together": True}, "cannot be on together"),
     ],
 )
 def test_wrong_use(compared: Compare, asked: dict[str, Any], says: str) -> None:

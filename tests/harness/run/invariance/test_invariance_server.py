@@ -44,7 +44,7 @@ def test_a_seeded_fault_is_found_and_reduced(tmp_path: Path) -> None:
     assert result.verdict == "regression"
     (finding,) = result.findings
     assert finding.title == "conversation + prefix-cache changes the output"
-    assert "--features=conversation,prefix-cache --arms=exactly" in finding.reproduce
+    assert "--features=conversation,prefix-cache --together" in finding.reproduce
     (parting,) = result.partings
     assert (parting.place, parting.layer, parting.names, parting.positions) == ("cache", 0, ("k",), 1), parting
     assert parting.position is not None

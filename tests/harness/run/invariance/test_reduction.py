@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations, combinations_with_replacement
-from typing import Any
+from itertools import combinations
 
 import pytest
 
-from assay.harness.engines.sglang.features import Feature
 from assay.harness.judge.invariance_arms import Arm
-from assay.harness.run.invariance.reduction import reduce, unexplained
+from assay.harness.run.invariance.reduction import reduce
 
 
 class Bug:
@@ -57,45 +55,3 @@ def test_few_runs_are_needed_where_a_covering_array_came_before() -> None:
         assert reduce(failed[0], bug, failed, passed, lambda arm: arm) == set(carriers)
         worst = max(worst, bug.runs)
     assert worst <= 12
-
-
-KNOWN = {id_: Feature(id_, id_) for id_ in sorted(FEATURES)}
-
-
-def test_pairs_that_only_failing_arms_have_are_run_without_what_fails() -> None:
-    states: dict[Arm, bool | None] = {frozenset("abcd"): True, frozenset("ab"): True, frozenset("cd"): None}
-    assert unexplained(states, KNOWN) == frozenset("acd"), "b with a is what fails"
-    assert not unexplained({frozenset("ab"): True, frozenset("a"): False, frozenset("b"): False}, KNOWN)
-    assert not unexplained({FEATURES: False}, KNOWN)
-
-
-def test_two_bugs_are_both_found() -> None:
-    """Each cell of the map that stays red is explained by a set that is named."""
-    rng = random.Random(1)
-    for _ in range(60):
-        first, second = (frozenset(rng.sample(sorted(FEATURES), 2)) for _ in range(2))
-        arms = [frozenset(rng.sample(sorted(FEATURES), 5)) for _ in range(8)]
-        states: dict[Arm, bool | None] = {}
-
-        def fails(arm: Arm, first: Arm = first, second: Arm = second, states: dict[Arm, bool | None] = states) -> bool:
-            states[arm] = first <= arm or second <= arm
-            return bool(states[arm])
-
-        def shrink(arm: Arm, states: dict[Arm, bool | None] = states, fails: Any = fails) -> None:
-            if fails(arm):
-                known = [each for each, state in states.items() if state], [each for each, state in states.items() if not state]
-                reduce(arm, fails, *known, lambda features: features)
-
-        for arm in arms:
-            shrink(arm)
-        further = 0
-        while arm := unexplained(states, KNOWN):
-            shrink(arm)
-            further += 1
-        assert further <= 12
-        failed = [arm for arm, state in states.items() if state]
-        named = [arm for arm in failed if not any(other < arm for other in failed)]
-        for pair in combinations_with_replacement(sorted(FEATURES), 2):
-            having = [state for arm, state in states.items() if arm.issuperset(pair)]
-            if having and all(having):
-                assert any(arm <= set(pair) for arm in named), pair

@@ -1,8 +1,4 @@
-"""Reads a model's files with an interpreter's own packages: ``PYTHON in_interpreter.py MODEL PROBES``; PROBES is a JSON file.
-
-It runs by path in the Python of one side, which need not have assay, so it imports only the standard library, transformers and,
-for RoPE, torch. The last line it prints is JSON. ``not_observed`` names the parts that it could not read, with the reason.
-"""
+"""What the packages of a process read in a model folder: token ids, generation defaults, settings; and how parts are observed."""
 
 from __future__ import annotations
 
@@ -12,27 +8,10 @@ import json
 import os
 import platform
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-
-
-def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Read the files of a model.
-
-    Args:
-        asked: ``texts``, ``chats``, the names of ``packages``, and whether to trust the model's own code.
-    """
-    trusted = bool(asked.get("trust_remote_code"))
-    return observed({
-        "packages": lambda: versions(asked["packages"]),
-        "tokens": lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"], model),
-        "generation": lambda: generation_of(model),
-        "config": lambda: settings_of(_resolved(model, trusted) | beside_config(model, code=trusted)),
-        "rope": lambda: _ropes(model, trusted),
-    })  # fmt: skip
 
 
 def observed(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -58,12 +37,6 @@ def versions(names: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return installed
-
-
-def _tokenizer(model: str, trusted: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
 
 
 def written_ids(model: str, texts: Mapping[str, str], bare: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
@@ -199,58 +172,3 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         current = made.get(name)
         made[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
     return made
-
-
-def _resolved(model: str, trusted: bool) -> dict[str, Any]:
-    from transformers import AutoConfig
-
-    return dict(AutoConfig.from_pretrained(model, trust_remote_code=trusted).to_dict())
-
-
-def _ropes(model: str, trusted: bool) -> list[dict[str, Any]]:
-    """Return the RoPE of a model's own class, without allocating its weights."""
-    import torch
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(model, trust_remote_code=trusted)
-    try:
-        with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-    except ValueError:
-        with torch.device("meta"):
-            made = AutoModel.from_config(config, trust_remote_code=trusted)
-    return rope_tables(made)
-
-
-def rope_tables(made: Any) -> list[dict[str, Any]]:
-    """Return the frequencies of each rotary embedding of a transformers model, made again if it has no data."""
-    tables = []
-    seen = set()
-    for path, module in made.named_modules():
-        own = getattr(module, "config", None)
-        if "Rotary" not in type(module).__name__ or own is None or re.search("visual|vision", path):
-            continue
-        with_data = type(module)(config=own) if any(buffer.is_meta for buffer in module.buffers()) else module
-        for name, frequencies in with_data.named_buffers():
-            if not name.endswith("inv_freq") or "original" in name:
-                continue
-            kind = name.removesuffix("inv_freq").rstrip("_")
-            scale = getattr(with_data, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0)
-            key = (type(module).__name__, kind, tuple(frequencies.tolist()))
-            if key not in seen:
-                seen.add(key)
-                tables.append({
-                    "name": f"{path}.{kind}" if kind else path,
-                    "kind": type(module).__name__,
-                    "layers": kind or ("sliding_attention" if path.endswith("_local") else ""),
-                    "dtype": str(frequencies.dtype).replace("torch.", ""),
-                    "frequencies": frequencies.double().tolist(),
-                    "scale": float(scale),
-                })  # fmt: skip
-    return tables
-
-
-if __name__ == "__main__":
-    with open(sys.argv[2], encoding="utf-8") as probes:
-        print("\n" + json.dumps(main(sys.argv[1], json.load(probes))), flush=True)
-    os._exit(0)  # do not wait for threads that imports may have started
