@@ -35,6 +35,7 @@ def scored(folder: RunFolder, runs: ModuleType, noise: float) -> None:
         write_logits(folder.path, made(role, PROMPTS, folder.nonce))
 
 
+@pytest.mark.slow  # fast: test_it_is_not_asked_of_what_agrees_or_is_declared
 @pytest.mark.server
 def test_transformers_scores_the_tokens_of_servers_that_differ(
     tmp_path: Path, runs: ModuleType, monkeypatch: pytest.MonkeyPatch
