@@ -132,6 +132,25 @@ def prefix_of_another_prompt(module: Any) -> None:
     )
 
 
+def softcap_dropped(module: Any) -> None:
+    """Compute without the cap of scores, as vLLM did for Gemma 2 on a CPU, with a warning (vllm 11169, 7419)."""
+    _after(module.Attention, "__init__", lambda _, layer, *a, **k: setattr(layer.impl, "logits_soft_cap", 0))
+
+
+def window_everywhere(module: Any) -> None:
+    """Give layers without a window that of the others, as vLLM did for Gemma 3n (vllm 21863)."""
+    was = module.Attention.__init__
+
+    def made(self: Any, *arguments: Any, **named: Any) -> None:
+        from vllm.config import get_current_vllm_config
+
+        config = get_current_vllm_config().model_config.hf_text_config
+        named["per_layer_sliding_window"] = named.get("per_layer_sliding_window") or config.sliding_window
+        was(self, *arguments, **named)
+
+    module.Attention.__init__ = made
+
+
 _LAYERS, _V1 = "sglang.srt.layers", "vllm.v1"
 _ATTENTION = "vllm.model_executor.layers.attention.attention"
 FAULTS: dict[str, dict[str, tuple[tuple[str, ...], Callable[[Any], None]]]] = {
@@ -150,6 +169,8 @@ FAULTS: dict[str, dict[str, tuple[tuple[str, ...], Callable[[Any], None]]]] = {
         "rope-base": (("vllm.model_executor.layers.rotary_embedding.base",), rope_base),
         "stale-block-table": ((f"{_V1}.attention.backends.cpu_attn",), stale_block_table),
         "kv-of-another-request": ((f"{_V1}.attention.backends.cpu_attn",), kv_of_another_request),
+        "softcap-dropped": ((_ATTENTION,), softcap_dropped),
+        "window-everywhere": ((_ATTENTION,), window_everywhere),
         "prefix-of-another-prompt": ((f"{_V1}.core.kv_cache_utils",), prefix_of_another_prompt),
     },
 }

@@ -3,6 +3,7 @@
     python benchmarks/two_sides.py                              # on a CPU
     python benchmarks/two_sides.py --device cuda --seconds 600 --engine-arg=--sampling-backend=pytorch
     python benchmarks/two_sides.py --engine vllm --only wrong-scale,rope-base --out DIR
+    python benchmarks/two_sides.py --engine vllm --only softcap-dropped,window-everywhere --model tiny-gemma2
     python benchmarks/two_sides.py --reference-engine sglang --engine vllm      # each fault of vLLM, against SGLang
 
 Each treatment is one run with the suites greedy, logits and layers, in a folder of its own in --out; unknown flags go to each.

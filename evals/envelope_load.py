@@ -83,7 +83,7 @@ class LoadRequest:
         """Its lengths as text, which is unique within a load."""
         written = f", {self.output} generated" if self.output > 1 else ""
         again = f", prompt {self.number + 1}" if self.number else ""
-        return f"{len(self.ids) - self.cached} new tokens behind {self.cached} cached{written}{again}"
+        return f"{len(self.ids) - self.cached} new tokens after {self.cached} cached tokens{written}{again}"
 
 
 Wave = tuple[LoadRequest, ...]

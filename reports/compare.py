@@ -122,15 +122,14 @@ def _answers(answers: ComparedAnswers) -> Iterator[Block]:
             known, 100 * answers.margin, "loss in points; tinted: beyond the margin",
         )  # fmt: skip
         yield Section("Scores", [table, Drawing(drawn), *alone], "scores")
-    if answers.flips or answers.steady:
-        changed, count = answers.overall.lost + answers.overall.gained, len(answers.flips)
-        most = f"The first {count} of {changed} that changed"
-        most += f", and the first {len(answers.steady)} that did not." if answers.steady else "."
-        yield Section("Answers", [Line(most, "quiet"), _entries([*answers.flips, *answers.steady])], "flips")
+    if answers.flips:
+        changed = answers.overall.lost + answers.overall.gained
+        most = f"The first {len(answers.flips)} of {changed} that changed."
+        yield Section("Answers", [Line(most, "quiet"), _entries(answers.flips)], "flips")
 
 
 def _entries(flips: Sequence[AnswerFlip]) -> Entries:
-    """The questions by their first words, starting with those that only one side got right."""
+    """The questions by their first words."""
     entries = []
     for flip, begins in zip(flips, first_words([flip.question for flip in flips]), strict=True):
         task, name = one_line(flip.task, 40), one_line(begins, 100) or one_line(flip.key, 40)
@@ -139,7 +138,7 @@ def _entries(flips: Sequence[AnswerFlip]) -> Entries:
         )
         entries.append(
             Entry(
-                Cell(flip.direction, flip.direction.removeprefix("both ")), name, ("expected ", target, ", A ", a, ", B ", b), task,
+                Cell(flip.direction, flip.direction), name, ("expected ", target, ", A ", a, ", B ", b), task,
                 (("A", flip.a, ""), ("B", flip.b, ""), ("Question", flip.question, ""), ("Expected", flip.target, "")),
                 (flip.direction, task),
             )
@@ -169,7 +168,7 @@ def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
         f"{tensors.pairs:,}: {tensors.identical:,} identical, {tensors.within:,} within bounds, {tensors.differing:,} out of "
         f"bounds{empty}"
     )
-    mode = "bit for bit" if tensors.exact else "each token and head"
+    mode = "bit for bit" if tensors.exact else "cell by cell"
     yield Facts([
         ("pairs", pairs),
         ("compared", f"{tensors.bytes / 1e6:,.1f} MB, {mode}, in {tensors.seconds:.2f} s"),
@@ -182,7 +181,7 @@ def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
     if tensors.grids:
         explained = "A bound is the rounding error of the tensors’ dtype, or the given tolerance."
         about = (
-            "Each cell is the worst token of all tensors of this boundary in the layer. Σ|B − A| / Σ|A| over one token of one "
+            "Each cell is the worst of all tensors of this boundary in the layer: Σ|B − A| / Σ|A| over one token of a "
             f"head. {'Every bit must be equal.' if tensors.exact else explained} "
             "Later boundaries inherit an error from an early one."
         )
@@ -209,13 +208,13 @@ def _tensor(row: TensorRow) -> tuple[Words, ...]:
 
 
 def _cell(cell: CellAt | None) -> str:
-    return cell_text(cell.head, cell.token, cell.batch, cell.index).removeprefix(", ") if cell else ""
+    return cell_text(cell.index, cell.axes).removeprefix(", ") if cell else ""
 
 
 def _where(cell: CellAt) -> str:
     """Such as "layer 3, attention, head 2, token 17, of model.layers.3.self_attn.attn"."""
     step = f", pass {cell.step}" if cell.step else ""
-    place = cell_text(cell.head, cell.token, cell.batch, cell.index)
+    place = cell_text(cell.index, cell.axes)
     return one_line(f"{layer_text(cell.layer)}, {cell.boundary}{place}{step}, of {cell.tensor}", 400)
 
 

@@ -118,7 +118,7 @@ def _maps(layers: LayersResult) -> list[Block]:
     others = [grid for grid in layers.grids if grid.columns != "head"]
     if not heads:
         return []
-    title = "Difference from the reference" if layers.against_truth else "Error"
+    title = f"Difference from {layers.reference}" if layers.against_truth else "Error"
     about = Line("Each cell is the worst over query positions and places in the batch, not the average.", "quiet")
     by = "By cached prefix, position and place in the batch"
     small: list[Block] = [Section(by, [Drawing(others, "small")], folded=True)] if others else []

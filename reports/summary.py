@@ -146,7 +146,7 @@ def main_finding(report: Report) -> Finding | None:
 def layer_diff_lines(layers: LayersResult) -> list[str]:
     """Summarise the layer diff in a few sentences: the worst cell, the logits, calls not observed, and failures."""
     lines = [_truth_line(layers)] if layers.against_truth else []
-    what = "Worst difference from the reference" if layers.against_truth else "Worst error"
+    what = f"Worst difference from {layers.reference}" if layers.against_truth else "Worst error"
     for layer, head, where, error, bound in worst_cells(layers, 1):
         lines.append(
             f"{what}: layer {layer}, head {head}, {where}: {error_percent(error)}, {_multiple(error, bound)}. {_sources(layers)}"

@@ -35,15 +35,9 @@ def compare(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Tensors: error up to which a head of a token counts as equal; by default the rounding error of their dtype. "
+            help="Tensors: error up to which a cell counts as equal; by default the rounding error of their dtype. "
             "With 0, every bit must be equal.",
             min=0,
-        ),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="The model's folder; its config.json splits tensors of [tokens, heads * head_dim] into heads."
         ),
     ] = None,
     layout: Annotated[
@@ -75,12 +69,7 @@ def compare(
     from assay.harness.ingest.tensor_layout import check_axes
     from assay.reports.compare import compare_document
 
-    shape = None
-    if model:
-        from assay.harness.engines.model import model_shape
-
-        shape = model_shape(model)
-    rule = TensorRule(tolerance, shape, check_axes(layout))
+    rule = TensorRule(tolerance, check_axes(layout))
     result = run(a, b, margin, rule, metric, reproduce=as_given())
     raise typer.Exit(deliver(compare_document(result)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import sys
@@ -20,12 +19,10 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import console, deliver, progress, say
+from assay.harness.cli.output import deliver, progress, say
 from assay.harness.config import SERVER_FLAGS, is_candidate_named, make_spec
-from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
 from assay.harness.policy import Policy
-from assay.harness.reading import whole_file
 
 if TYPE_CHECKING:
     from assay.harness.run.doctor import Examination
@@ -35,48 +32,37 @@ if TYPE_CHECKING:
 @app.command()
 def init(
     candidate: Annotated[
-        str | None,
+        str,
         typer.Argument(
-            help="A kernel as module:function or by its published name, or an attention backend of SGLang; by default the only "
-            "kernel in this folder, or servers if there is none."
+            help="A kernel as module:function or by its published name, or an attention backend of SGLang, such as flashinfer.",
+            show_default=False,
         ),
-    ] = None,
+    ],
 ) -> None:
     """Write an assay.toml and a CI workflow for the repository in this folder, and a test for a kernel."""
     interpret_without_gpu()
 
     root = Path.cwd()
-    name = candidate or _the_kernel(root) or _asked()
-    is_kernel = Backend.parse(name).is_kernel
+    is_kernel = Backend.parse(candidate).is_kernel
     if is_kernel:
         from assay.harness.attention.kernels import find
 
-        find("", name)
-    elif name != _BACKEND:
+        find("", candidate)
+    else:
         from assay.harness.engines.registry import checked_backend
         from assay.harness.sides import Side
 
-        checked_backend(Side.model_fields["engine"].default, "CANDIDATE", name)
+        checked_backend(Side.model_fields["engine"].default, "CANDIDATE", candidate)
     is_package = any((root / file).exists() for file in ("pyproject.toml", "setup.py"))
     origin = _installed_from()
-    files = _starter_files(name, is_kernel, origin or f"{DISTRIBUTION} @ git+{REPOSITORY}", is_package)
+    files = _starter_files(candidate, is_kernel, origin or f"{DISTRIBUTION} @ git+{REPOSITORY}", is_package)
     for path, text in files.items():
         say(f"{'wrote' if _write(root / path, text) else 'kept '}  {path}")
     if not origin:
         say(f"No package index has assay: in the workflow, replace {REPOSITORY} by the URL of your clone.")
     say(
-        f"Next: {f'assay check {name}, and python -m pytest {_TEST_FILE}' if is_kernel else 'assay doctor, and assay run'}"
+        f"Next: {f'assay check {candidate}, and python -m pytest {_TEST_FILE}' if is_kernel else 'assay doctor, and assay run'}"
     )
-
-
-def _asked() -> str:
-    """Ask which kernel or backend to judge, on a terminal; otherwise return a backend of servers."""
-    if not (console.is_terminal and sys.stdin.isatty()):
-        return _BACKEND
-    question = (
-        "No kernel was found here. Name one as module:function, or a backend of SGLang whose servers are compared"
-    )
-    return str(typer.prompt(question, default=_BACKEND))
 
 
 def _write(path: Path, text: str) -> bool:
@@ -103,11 +89,8 @@ def _installed_from() -> str:
     return f"{DISTRIBUTION} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs.get("commit_id") else ""
 
 
-_SKIPPED = {"build", "dist", "node_modules", "site-packages", "test", "tests", "venv", "env", "__pycache__"}
-_SHOWN = 8
-
-# The servers compared by default: SGLang's usual backends on a GPU.
-_REFERENCE, _BACKEND = "triton", "flashinfer"
+# The backend that servers use already: SGLang's usual one on a GPU.
+_REFERENCE = "triton"
 _TEST_FILE = "tests/test_assay.py"
 _TOML = Template("""\
 # What `assay run` and `assay gate` do in this folder. Flags of the same names override it; `assay run --help` lists them all.
@@ -203,80 +186,6 @@ def _starter_files(candidate: str, is_kernel: bool, install: str, is_package: bo
         install=install, machine="ubuntu-latest", files="assay.html\n            assay.xml",
     )  # fmt: skip
     return files
-
-
-def _the_kernel(root: Path) -> str:
-    """Find the only kernel in a repository, without importing anything.
-
-    It is a public function of one argument that is annotated as AttentionCall, or that has no annotation and whose q, k and v the
-    function reads; or a function with a known signature.
-
-    Returns:
-        Its name, or an empty string if the repository has none.
-
-    Raises:
-        UsageError: the repository has several.
-    """
-    names = sorted(_kernels(root))
-    if len(names) < 2:
-        return "".join(names)
-    raise UsageError(
-        f"{len(names)} kernels were found in {root}: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}.",
-        "the name of one",
-        f"name it, as in assay init {names[0]}",
-    )
-
-
-def _kernels(root: Path) -> Iterator[str]:
-    for path in _sources(root):
-        try:
-            tree = ast.parse(whole_file(path))
-        except (SyntaxError, ValueError, OSError, RecursionError, EvidenceError):
-            continue
-        parts = path.relative_to(root).with_suffix("").parts
-        module = ".".join(part for part in parts[parts[0] == "src" :] if part != "__init__")
-        for node in tree.body:
-            if (
-                isinstance(node, ast.FunctionDef)
-                and not node.name.startswith("_")
-                and (_takes_a_call(node) or _is_known(node))
-            ):
-                yield f"{module}:{node.name}"
-
-
-def _sources(root: Path) -> Iterator[Path]:
-    """Yield the Python files of a repository, except its tests and anything installed or built into it."""
-    for path in sorted(root.rglob("*.py")):
-        folders = path.relative_to(root).parts[:-1]
-        if not any(folder in _SKIPPED or folder.startswith(".") for folder in folders):
-            yield path
-
-
-def _takes_a_call(node: ast.FunctionDef) -> bool:
-    arguments = [*node.args.posonlyargs, *node.args.args]
-    if len(arguments) - len(node.args.defaults) != 1:
-        return False
-    if (annotation := arguments[0].annotation) is not None:
-        return ast.unparse(annotation).strip("'\"").rpartition(".")[2] == "AttentionCall"
-    read = {
-        inner.attr
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == arguments[0].arg
-    }
-    return {"q", "k", "v"} <= read
-
-
-def _is_known(node: ast.FunctionDef) -> bool:
-    """Return True if a function has a known signature, such as flash_attn_varlen_func's."""
-    from assay.harness.attention.adapters.adapter import Parameters
-    from assay.harness.attention.adapters.table import is_known
-
-    args = node.args
-    optional = [*args.args[len(args.args) - len(args.defaults) :], *(
-        each for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is not None
-    )]  # fmt: skip
-    names = frozenset(each.arg for each in (*args.args, *args.kwonlyargs))
-    return is_known(Parameters(names, names - {each.arg for each in optional}))
 
 
 @app.command()

@@ -69,7 +69,7 @@ def compare_answers(
     lengths = _lengths(pairs)
     answers = ComparedAnswers(
         margin=margin, alpha=_ALPHA, overall=overall, tasks=tuple(tasks), lengths=lengths,
-        flips=_first(firsts, steady=False), steady=_first(firsts, steady=True),
+        flips=tuple(islice(_flips(firsts), _FLIPS_SHOWN)),
     )  # fmt: skip
     no_measure = "failed" if a_failed else "gain" if overall.high < 0 and not overall.either_way else ""
     checked = [task for task in tasks if task in leading or any(gap.id == OFF_SCALE for gap in task.unpaired)]
@@ -133,20 +133,14 @@ def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
     return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known], counted=counted) if ends else None
 
 
-def _first(pairings: Sequence[Pairing], steady: bool) -> tuple[AnswerFlip, ...]:
-    """Return the first documents that both sides answered equally well (`steady`), or the first that they did not."""
-    shown = (flip for pairing in pairings for flip in _flips(pairing) if flip.direction.startswith("both") == steady)
-    return tuple(islice(shown, _FLIPS_SHOWN))
-
-
-def _flips(pairing: Pairing) -> Iterator[AnswerFlip]:
-    for a, b in pairing.pairs:
-        direction = "both right" if (a.score or 0.0) >= 1 else "both wrong"
+def _flips(pairings: Sequence[Pairing]) -> Iterator[AnswerFlip]:
+    """Yield the documents that the sides did not answer equally well."""
+    for task, (a, b) in ((each, pair) for each in pairings for pair in each.pairs):
         if lost := (a.score or 0.0) - (b.score or 0.0):
-            direction = "changed" if pairing.either_way else "lost" if lost > 0 else "gained"
-        texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
-        kept = {name: text[: 5 * _TEXT_KEPT if name == "question" else _TEXT_KEPT] for name, text in texts.items()}
-        yield AnswerFlip.model_validate({"task": pairing.a.task, "key": a.key, "direction": direction, **kept})
+            direction = "changed" if task.either_way else "lost" if lost > 0 else "gained"
+            texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
+            kept = {name: text[: 5 * _TEXT_KEPT if name == "question" else _TEXT_KEPT] for name, text in texts.items()}
+            yield AnswerFlip.model_validate({"task": task.a.task, "key": a.key, "direction": direction, **kept})
 
 
 def _checks(

@@ -34,7 +34,7 @@ class AnswerFlip(Part):
 
     task: str
     key: str
-    direction: Literal["lost", "gained", "changed", "both right", "both wrong"] = Field(
+    direction: Literal["lost", "gained", "changed"] = Field(
         description='"changed" if it is not recorded which way is better'
     )
     question: str = ""
@@ -92,21 +92,18 @@ class ComparedAnswers(Part):
     overall: ComparedTask = Field(description="all tasks together")
     tasks: tuple[ComparedTask, ...] = ()
     flips: tuple[AnswerFlip, ...] = Field((), description="the first documents that one side answered better")
-    steady: tuple[AnswerFlip, ...] = Field((), description="the first documents that both sides got right, or wrong")
     lengths: AnswerLengths | None = Field(None, description="A is the reference; null if no lengths are recorded")
 
 
 class CellAt(Part):
-    """One cell of a tensor that differs: one token of one head."""
+    """One cell of a tensor that differs: one index in all dimensions but the last."""
 
     tensor: str = Field(description="its key")
     layer: int | None = Field(description="null if outside the layers")
     boundary: str = Field(description='such as "attention", "o_proj", "mlp"; "other" if the name does not say')
     step: int = Field(description="number of the forward pass")
-    batch: int | None
-    token: int | None
-    head: int | None
-    index: tuple[int, ...] = Field((), description="index in all dimensions but the last, if the layout is ambiguous")
+    index: tuple[int, ...] = Field(description="index in all dimensions but the last, or in those of a vector")
+    axes: str = Field(description='a letter of "bth" (sequence, token, head) for each, or empty if --layout names none')
     error: OwnError = Field(description="the larger of sum |b - a| / sum |a| and max |b - a| / max |a|")
     bound: FiniteFloat | None = Field(description="null if every bit must be equal")
 
@@ -114,7 +111,7 @@ class CellAt(Part):
 class TensorRow(Part):
     """One tensor that differs."""
 
-    cells: int = Field(description="tokens x heads")
+    cells: int = Field(description="elements of all dimensions but the last")
     out_of_bounds: int
     first: CellAt | None = Field(description="null if all cells are within bounds")
     worst: CellAt
@@ -163,7 +160,7 @@ class Comparison(Decided, Worded):
 
     words = ("headline", "reasons", "covers")
 
-    schema_id: Literal["assay.compare/3"] = Field("assay.compare/3", alias="schema")
+    schema_id: Literal["assay.compare/4"] = Field("assay.compare/4", alias="schema")
 
     created: str = Field(description="ISO 8601, UTC")
     kind: ComparedKind

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from filecmp import cmp
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
 from assay.harness.statement import Statement, state
 
-if TYPE_CHECKING:
-    from assay.harness.engines.model import ModelShape
-
 # Largest share of cells with NaN on both sides that does not count as a gap.
 _MOST_NAN = 0.1
 # Tensors compared at the same time: one thread reads while the other adds up.
@@ -43,12 +40,10 @@ class TensorRule:
 
     Attributes:
         tolerance: largest error of an equal cell; None allows for rounding to the dtype, 0 requires equal bits.
-        model: the shape used to split tensors of [tokens, heads * head_dim] into heads.
         axes: layout of tensors with that number of dimensions, such as "bhtd".
     """
 
     tolerance: float | None = None
-    model: ModelShape | None = None
     axes: str = ""
 
     @property
@@ -64,8 +59,7 @@ class _Compared:
     Attributes:
         a: A's first pass.
         bytes: size of both tensors together.
-        shape: the shape of both, with passes concatenated.
-        layout: the interpretation of the shape.
+        layout: the dimensions of both, with passes concatenated.
         passes: the number of passes concatenated in order, for A and for B.
         names: the keys of the first passes.
     """
@@ -74,7 +68,6 @@ class _Compared:
     cells: Cells
     bound: float | None
     bytes: int
-    shape: tuple[int, ...]
     layout: Layout
     passes: tuple[int, int]
     names: tuple[str, str]
@@ -85,16 +78,9 @@ class _Compared:
             return None
         place = self.a
         return CellAt(
-            tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, **self.named(cell),
-            error=_error(cell.error), bound=self.bound,
+            tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, index=cell.at,
+            axes=self.layout.axes, error=_error(cell.error), bound=self.bound,
         )  # fmt: skip
-
-    def named(self, cell: _TensorCell) -> dict[str, Any]:
-        """Return a cell's batch, token and head, or its index in the leading dimensions if these are ambiguous."""
-        if not self.layout.either:
-            return {"batch": cell.batch, "token": cell.token, "head": cell.head}
-        index = tuple(map(int, np.unravel_index(cell.token or 0, self.shape[: max(1, len(self.shape) - 1)])))
-        return {"batch": None, "token": None, "head": None, "index": index}
 
     @property
     def badness(self) -> tuple[bool, float]:
@@ -212,12 +198,11 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
                 stored = _stored(tensor_a.dtype, tensor_b.dtype)
                 bound = max(map(_default_bound, [stored] if stored else map(_grid, (tensor_a, tensor_b))))
             bound = None if rule.exact else bound
-            shape = tuple(tensor_a.shape)
-            layout = layout_of(a.name, shape, rule.model, rule.axes, rows)
+            layout = layout_of(tensor_a.shape, rule.axes)
             # A tolerance from the user applies to cells. Rounding alone does not explain a factor.
             cells = compare_cells(tensor_a, tensor_b, layout, bound, stored, bound if rule.tolerance else None)
             bytes_ = tensor_a.nbytes + tensor_b.nbytes
-            return _Compared(a, cells, bound, bytes_, shape, layout, (len(of_a), len(of_b)), (a.key, b.key))
+            return _Compared(a, cells, bound, bytes_, layout, (len(of_a), len(of_b)), (a.key, b.key))
     except EvidenceError as error:
         return state("tensors-not-read", said=error.found)
 
@@ -242,13 +227,12 @@ def _why(
     if nan := [pair for pair in compared if pair.cells.nan]:
         joined.append(_nan(nan))
     if bad and (cell := bad[0].cells.first):
-        first, place, layout = bad[0], bad[0].a, bad[0].layout
+        place = bad[0].a
         differ = state(
             "tensors-differ", differing=len(bad), compared=len(compared), layer=place.layer, boundary=place.boundary,
-            name=place.name, step=place.step, **first.named(cell),
+            name=place.name, step=place.step, index=cell.at, axes=bad[0].layout.axes,
         )  # fmt: skip
-        read = state("layout", shape=first.shape, axes=layout.axes, either=layout.either)
-        return differ, *joined, *([] if layout.known or len(first.shape) < 3 else [read])
+        return differ, *joined
     names = compared[0].names
     return state("tensors-equal", compared=len(compared), exact=exact, names=names, not_compared=len(problems)), *joined
 
@@ -336,17 +320,13 @@ class _TensorCell(NamedTuple):
     """One cell.
 
     Attributes:
-        batch: index in the batch, or None if the tensor has no batch dimension.
-        token: row of the token, or None for a tensor without tokens.
-        head: index of the head, or None if the tensor was not split by head.
+        at: its index in the leading dimensions, as in `Layout.lead`.
         error: the larger of relative L1, sum |b - a| / sum |a|, and max |b - a| / max |a|: losing one element in a hundred changes
             the first by less than rounding does. Infinite if only b is not zero, NaN if one side is not finite.
             For 8-bit floats, the bound times the ratio from `_stored_errors`.
     """
 
-    batch: int | None
-    token: int | None
-    head: int | None
+    at: tuple[int, ...]
     error: float
 
 
@@ -357,7 +337,7 @@ class Cells:
     Attributes:
         differing: number of cells out of bounds.
         total: number of cells.
-        first: the first cell out of bounds, by batch, token and head, or None if all are within.
+        first: the first cell out of bounds, by sequence, token and head where they are named, or None if all are within.
         worst: the cell with the largest error, or None if the tensors are equal bit for bit.
         by_head: float64 [heads], the largest error of each head, NaN if one side is not finite; [1] without heads.
         nan: number of cells with NaN on both sides in the same element, which shows nothing.
@@ -551,18 +531,17 @@ def _factor(product: Tensor, square: Tensor, steps: Tensor) -> Tensor:
 
 def _summary(layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
     """Summarise `errors` and `out` (cells out of bounds), both [rows] in the tensor's order."""
-    axes = "".join(sorted(layout.axes, key="bth".index))
-    order = [layout.axes.index(letter) for letter in axes]
+    order = sorted(range(len(layout.lead)), key=lambda dim: "bth".index(layout.axes[dim]) if layout.axes else dim)
     by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors.astype(np.float64), out))
     # A NaN ranks as worse than an infinite ratio.
     finite = np.nan_to_num(by_place, nan=0.0, posinf=np.finfo(np.float64).max)
     ranked = np.where(np.isnan(by_place), np.inf, finite)
 
     def cell(flat: np.intp) -> _TensorCell:
-        at = dict(zip(axes, map(int, np.unravel_index(flat, by_place.shape)), strict=True))
-        return _TensorCell(at.get("b"), at.get("t"), at.get("h"), float(by_place.reshape(-1)[flat]))
+        at = dict(zip(order, map(int, np.unravel_index(flat, by_place.shape)), strict=True))
+        return _TensorCell(tuple(at[dim] for dim in sorted(at)), float(by_place.reshape(-1)[flat]))
 
-    heads_last = by_place if "h" in axes else by_place[..., None]
+    heads_last = by_place if "h" in layout.axes else by_place[..., None]
     return Cells(
         differing=int(out.sum()), total=errors.size, first=cell(out_by_place.argmax()) if out.any() else None,
         worst=cell(ranked.argmax()), by_head=heads_last.reshape(-1, heads_last.shape[-1]).max(0),  # NaN wins

@@ -1,16 +1,12 @@
-"""Maps tensor names to a model's layer and boundary, by the module names that Hugging Face models and SGLang share."""
+"""A tensor's place in a model, by the module names that Hugging Face models and SGLang share, and its dimensions, as named."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from assay.harness.errors import UsageError
-
-if TYPE_CHECKING:
-    from assay.harness.engines.model import ModelShape
 
 _LAYER = re.compile(r"(?:^|[._])(?:layers?|blocks?|h)[._](\d+)(?=[._]|$)")
 # Boundaries by the first pattern that a name matches. Names of projections contain "attn" too, so it comes late.
@@ -59,77 +55,39 @@ def _boundary_of(name: str) -> str:
     return "attention" if _SIDES.search(lower) else "other"
 
 
-def _has_heads(name: str) -> bool:
-    """Return True if the tensor's last dimension holds heads: q, k, v, or the attention output before o_proj."""
-    return _boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
-
-
-# Letters of a layout: index in the batch, token, head, and the dimension that a cell sums over.
+# Letters of a layout: sequence of a batch, token, head, and the dimension that a cell sums over.
 _AXES = "bthd"
 
 
 class Layout(NamedTuple):
-    """The meaning of a tensor's leading dimensions. A cell sums over the last dimension.
+    """The leading dimensions of a tensor. A cell sums over the last dimension.
 
     Attributes:
-        axes: a letter of "bth" for each leading dimension, or "t" for all together if they are ambiguous.
-        lead: sizes of the leading dimensions.
+        axes: a letter of "bth" for each leading dimension, or empty if nobody named them.
+        lead: their sizes.
         dim: elements per cell.
-        known: whether --layout, a model or the rows of several passes determine the layout; otherwise it is assumed.
-        either: the equally likely layouts, if the layout is ambiguous.
     """
 
     axes: str
     lead: tuple[int, ...]
     dim: int
-    known: bool = False
-    either: tuple[str, ...] = ()
 
     @property
     def heads(self) -> int:
-        """Number of heads, or 1 if there is no head dimension."""
+        """Number of heads, or 1 if no dimension was named so."""
         return self.lead[self.axes.index("h")] if "h" in self.axes else 1
 
 
-def layout_of(
-    name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "", rows: int | None = None
-) -> Layout:
-    """Infer the layout of a tensor.
+def layout_of(shape: Sequence[int], axes: str = "") -> Layout:
+    """Return the layout of a tensor. Its shape does not say what a dimension means, so only `axes` names them.
 
     Args:
-        name: the tensor's name, which shows whether it has heads.
-        shape: its shape.
-        model: the model's shape; it splits the last dimension of q, k, v and attention outputs into heads if it fits.
-        axes: letters of `_AXES` for all dimensions, such as "bhtd", instead of a guess; used if the number of dimensions fits.
-        rows: the token dimension, along which passes were concatenated, or None for a single pass.
+        shape: its shape. Each element of a vector is a cell.
+        axes: letters of `_AXES` for all dimensions, such as "bhtd"; used if the number of dimensions fits.
     """
-    shape = tuple(shape)
-    if axes and len(axes) == len(shape):
-        return Layout(axes.removesuffix("d"), shape[:-1], shape[-1], known=True)
-    if len(shape) <= 1:  # tokens, or a hidden state
-        return Layout("t" * len(shape), shape, 1, either=("t", "d") if shape else ())
-    if len(shape) > 4:
-        return Layout("t", (math.prod(shape[:-1]),), shape[-1], either=("d",))
-    heads = _has_heads(name) or len(shape) == 4
-    likely = {2: ("t",), 3: ("th", "ht", "bt" if rows != 0 else "tb") if heads else ("bt",), 4: ("bht", "bth")}[
-        len(shape)
-    ]
-    sizes, dim = shape[:-1], shape[-1]
-
-    def fits(lead: str) -> bool:
-        """Return True if the layout's head dimension has the model's number of heads."""
-        counts = (model.q_heads, model.kv_heads) if model and heads else ()
-        split = sizes[lead.index("h")] if "h" in lead else 0
-        return any((dim, split) in ((model.head_dim, count), (count * model.head_dim, 0)) for count in counts if model)
-
-    left = [lead for lead in likely if rows is None or lead[rows : rows + 1] == "t"] or likely
-    told = [lead for lead in left if fits(lead)] or left
-    if len(told) > 1:
-        return Layout("t", (math.prod(sizes),), dim, either=tuple(f"{lead}d" for lead in told))
-    lead, known = told[0], len(told) == 1 and (len(likely) > 1 or rows is not None or fits(told[0]))
-    if model and "h" not in lead and fits(lead):
-        return Layout(lead + "h", (*sizes, dim // model.head_dim), model.head_dim, known)
-    return Layout(lead, sizes, dim, known)
+    if len(shape) <= 1:
+        return Layout("", tuple(shape), 1)
+    return Layout(axes.removesuffix("d") if len(axes) == len(shape) else "", tuple(shape[:-1]), shape[-1])
 
 
 def check_axes(axes: str) -> str:

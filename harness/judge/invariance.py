@@ -11,7 +11,7 @@ from assay.harness.engines import registry
 from assay.harness.engines.features import Feature
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
-from assay.harness.evidence.probes import ProbePass, TracedPlace, passes_of
+from assay.harness.evidence.probes import ProbePass, passes_of
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, closed, name_of, smallest
 from assay.harness.judge.invariance_result import ArmRow, InvarianceResult
@@ -281,11 +281,9 @@ def _parting(ran: _Arms, failed: PassOutcome) -> PartingRow:
     """Find where in the model a breaking set of features diverges from its base."""
     own, features = ran.judge.records[base_of(failed.arm, ran.known)], tuple(sorted(failed.arm))
     least = least_error(ran.manifest.dtype, any(ran.known[id_].cost == "another kernel" for id_ in failed.arm))
-    at = failed.first
-    place = TracedPlace(probe=at.probe, index=at.index) if at else None
     asked = [(own.features, "trace"), (own.features, "trace again"), (features, "trace")]
-    traced = [(each, ran.folder.server_folder(each.server)) for each in traced_passes(ran.records, place, asked)]
-    return parting_of(place, traced, own, ran.limits, least, ran.folder.nonce, features=features)
+    traced = [(each, ran.folder.server_folder(each.server)) for each in traced_passes(ran.records, failed.place, asked)]
+    return parting_of(failed.place, traced, own, ran.limits, least, ran.folder.nonce, features=features)
 
 
 def _failing(outcomes: Sequence[PassOutcome]) -> dict[Arm, PassOutcome]:

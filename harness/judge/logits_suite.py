@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import FINGERPRINT
 from assay.harness.evidence.logit_files import logits_path, read_logits
+from assay.harness.evidence.probes import passes_of
 from assay.harness.evidence.records import FLOOR_REPEAT
+from assay.harness.evidence.trace import read_trace
 from assay.harness.fingerprint.parts import faults
 from assay.harness.judge import side_probes
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -25,6 +29,7 @@ from assay.harness.judge.judgement import Metric, measure
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.judge.noise_limits import EXACT_KL, change_limit, kl_limit
 from assay.harness.judge.report import SuiteResult
+from assay.harness.judge.traces import PartingRow, least_error, parting
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
@@ -50,9 +55,9 @@ _FAR_SHARE = 0.01
 _WIDEST_SPREAD = 0.95
 WITNESS = "witness"
 """Folder of a run with the fingerprint and the scores of transformers, if it was asked."""
-# A witness agrees with the side that is this many times nearer to it: a float32 engine is within 3e-5 nats of it (measured), and
-# a fault that the suite finds moves a token by 0.02 nats.
-_APART = 10
+# A witness agrees with both sides within so many nats, or else with the side that is this many times nearer to it: a float32 engine
+# is within 3e-5 nats of it (measured), and a fault that the suite finds moves a token by 0.02 nats.
+_AGREES, _APART = 1e-3, 10
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
 _WORSE: tuple[Verdict, ...] = ("error", "regression", "inconclusive", "pass")
 
@@ -126,12 +131,25 @@ def _witnessed(run: RunEvidence) -> Iterator[Statement]:
         own = read_logits(logits_path(run.folder.path, role, 0), nonce).by_condition
         far = [np.abs(positions.token - seen.by_condition[condition].token) for condition, positions in own.items()]
         off[role] = float(np.nan_to_num(np.concatenate(far), nan=math.inf).max())
-    near = next(
-        (role for role in ROLES if all(_APART * off[role] <= off[other] for other in ROLES if other != role)), ""
-    )
-    yield state(
-        "witness", witness=told.engine, near=near, off=list(off.items()), tokens=len(seen.by_condition["cold"].token)
-    )
+    nearer = (role for role in ROLES if all(_APART * off[role] <= off[other] for other in ROLES if other != role))
+    near = "both" if max(off.values()) <= _AGREES else next(nearer, "")
+    tokens, where = len(seen.by_condition["cold"].token), [*_where(run, place)]
+    yield state("witness", witness=told.engine, near=near, off=list(off.items()), tokens=tokens, where=where)
+
+
+def _where(run: RunEvidence, place: Path) -> Iterator[tuple[Role, str]]:
+    """Yield where in the model each role parts from the witness on the traced sequence, "" for nowhere; nothing without traces."""
+    for role in ROLES:
+        folder, nonce = run.folder.server_folder(role), run.folder.nonce
+        label = next((each.label for each in passes_of(folder, nonce) if each.why == "trace"), "")
+        with suppress(EvidenceError, ValueError):  # not traced, or not comparable: layers of another kind
+            own = read_trace(folder, label, nonce)
+            apart = parting(own, own, read_trace(place, WITNESS, nonce), least_error(run.dtype, another_kernel=True))
+            inside = apart.place != "behind attention"
+            yield (
+                role,
+                PartingRow(place=apart.place, layer=apart.layer, names=apart.names, head=apart.head).where * inside,
+            )
 
 
 def judge_logits(

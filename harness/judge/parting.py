@@ -44,11 +44,14 @@ def parting_of(
         return row.model_copy(update=_unobserved("drafts"))
     if problem := next((record.problem for record, _ in traced if not record.complete), ""):
         return row.model_copy(update=_unobserved("said", problem))
-    if differs and not _differs_again(base, other, place, limits):
+    if differs and not _differs_at(base, other, place, {measure: bound.mean for measure, bound in limits.items()}):
         return row.model_copy(update=_unobserved("same"))
     try:
         first, again, own = (read_trace(folder, record.label, nonce) for record, folder in traced)
-        return row.model_copy(update=part(first, again, own, least))
+        # A base that differs from itself in another batch is not a floor: then nothing but `least` is rounding.
+        worst = {measure: bound.worst for measure, bound in limits.items()}
+        floor = first if _differs_at(base, traced[1][0], place, worst) else again
+        return row.model_copy(update=part(first, floor, own, least))
     except (EvidenceError, ValueError) as error:
         return row.model_copy(update=_failed(error))
 
@@ -74,10 +77,10 @@ def traced_passes(
     ]
 
 
-def _differs_again(base: ProbePass, record: ProbePass, place: TracedPlace, limits: Mapping[Measure, Bound]) -> bool:
-    """Return True if the traced pass differs from the base at the place, as the first did."""
+def _differs_at(base: ProbePass, record: ProbePass, place: TracedPlace, limits: Mapping[Measure, float]) -> bool:
+    """Return True if a traced pass differs from the base at the place by more than so many nats."""
     return any(
-        (at.probe, at.index) == (place.probe, place.index) and at.kl > limits[measure].mean
+        (at.probe, at.index) == (place.probe, place.index) and at.kl > limits[measure]
         for measure in MEASURES
         for at in places(base.replies, record.replies, measure)
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.harness.evidence.probes import ProbePass, ProbeReply, Scores
+from assay.harness.evidence.probes import ProbePass, ProbeReply, Scores, TracedPlace
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.greedy_texts import compare_text, first_divergence
 from assay.harness.judge.noise_limits import EXACT_SWING
@@ -45,6 +45,7 @@ class PassOutcome:
         distances: from its base, by measure.
         first: the first position, in reading order, that differs, or None.
         why: reasons for a state other than "same" or "differs"; or differences other than distances.
+        place: the position that is farthest away in the measure of `first`, or None: it differs again even in another batch.
     """
 
     arm: frozenset[str]
@@ -52,6 +53,7 @@ class PassOutcome:
     distances: Mapping[Measure, Distance]
     first: ProbePlace | None = None
     why: tuple[Statement, ...] = ()
+    place: TracedPlace | None = None
 
 
 def accept_length(arm: ProbePass) -> float | None:
@@ -83,7 +85,8 @@ def outcome(
     wrong = [measure for measure in MEASURES if not floors[measure].holds(distances[measure])]
     if wrong:
         first = first_beyond(places(base.replies, record.replies, wrong[0]), floors[wrong[0]])
-        return PassOutcome(arm, "differs", distances, first, (*filter(None, [foreign]), *_notes(record)))
+        why = (*filter(None, [foreign]), *_notes(record))
+        return PassOutcome(arm, "differs", distances, first, why, _traced(distances[wrong[0]]))
     if (
         apart := foreign
         or _texts_apart(base, record, swing)
@@ -100,6 +103,10 @@ def outcome(
         why = (state("shows-nothing", why="noise", probe=at.probe if at else ""),)
         return PassOutcome(arm, "not shown", distances, why=why)
     return PassOutcome(arm, "same", distances)
+
+
+def _traced(distance: Distance) -> TracedPlace | None:
+    return TracedPlace(probe=distance.at.probe, index=distance.at.index) if distance.at else None
 
 
 def _notes(record: ProbePass) -> tuple[Statement, ...]:

@@ -277,10 +277,15 @@ def _records_unread(unread: int) -> Found:
     return Found(_were(unread, "record") if unread else "every record", "see the lines that assay ingest quotes")
 
 
-def cell_text(head: int | None, token: int | None, batch: int | None, index: Sequence[int] = ()) -> str:
-    """Describe a cell, such as ", head 3, token 17" or ", at [0, 3, 17]", without its empty parts."""
-    named = (("sequence", batch), ("head", head), ("token", token), ("at", [*index] if index else None))
-    return "".join(f", {what} {number}" for what, number in named if number is not None)
+_DIMENSIONS = {"b": "sequence", "h": "head", "t": "token"}
+
+
+def cell_text(index: Sequence[int], axes: str) -> str:
+    """Describe a cell, such as ", head 3, token 17" or ", at [0, 3, 17]" if its dimensions have no names."""
+    if not axes:
+        return f", at {[*index]}" if index else ""
+    at = dict(zip(axes, index, strict=True))
+    return "".join(f", {what} {at[axis]}" for axis, what in _DIMENSIONS.items() if axis in at)
 
 
 def layer_text(layer: int | None) -> str:
@@ -296,23 +301,12 @@ def _nan_in_both(tensor: str, tensors: int, cells: int, of: int) -> str:
 
 @says
 def _tensors_differ(
-    differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, **cell: Any
+    differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, index: list[int], axes: str
 ) -> str:
-    place = f"{layer_text(layer)}, {boundary} ({name}){f', pass {step}' if step else ''}{cell_text(**cell)}"
-    return f"{differing} of {counted(compared, 'tensor')} {'differs' if differing == 1 else 'differ'}; the first is {place}."
-
-
-_DIMENSIONS = {"b": "batch", "t": "token", "h": "head"}
-
-
-@says
-def _layout(shape: list[int], axes: str, either: list[str]) -> str:
-    if len(shape) > 4:
-        return f"The dimensions of {shape} are unknown, so a place is given as an index."
-    if either:
-        return f"The dimensions of {shape} are {' or '.join(either)}: name them with --layout, or give --model."
-    of = listed([_DIMENSIONS[axis] for axis in axes])
-    return f"The dimensions of {shape} were assumed to be {of}; correct this with --layout or --model."
+    place = f"{layer_text(layer)}, {boundary} ({name}){f', pass {step}' if step else ''}{cell_text(index, axes)}"
+    unnamed = " (--layout names the dimensions)" if len(index) > 1 and not axes else ""
+    differ = "differs" if differing == 1 else "differ"
+    return f"{differing} of {counted(compared, 'tensor')} {differ}; the first is {place}{unnamed}."
 
 
 @says

@@ -67,15 +67,15 @@ _WORST = {
     "own-error": ("worst error, cells of the layer diff", "Relative L1 against fp64 on the same inputs, by cell"),
     "query": (
         "worst error, single queries",
-        "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
+        "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from what was served",
     ),
     "gain": (
         "worst gain, heads of the layer diff",
         "Slope of the output on the truth, minus 1, by head, layer and phase",
     ),
     "difference": (
-        "worst difference from the reference",
-        "Relative L1 against the reference, by cell, over all queries",
+        "worst difference in the shadow",
+        "Relative L1 against the outputs that were served, by cell, over all queries",
     ),
     "recorded-call": (
         "worst error, recorded calls",
@@ -113,7 +113,7 @@ _KNOWN = {
 @says
 def _difference_known(how: str, phase: str, layers: list[int]) -> str:
     return (
-        f"difference from the reference, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is not an error "
+        f"difference in the shadow, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is not an error "
         "of the candidate, which is compared only with the truth"
     )
 

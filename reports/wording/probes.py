@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
 from assay.harness.text import listed
@@ -22,7 +24,7 @@ def _also(condition: str, conditions: list[str]) -> str:
 @says
 def _probes_differ(
     condition: str, measure: str, mean: float, bound: float, worst: float, probe: str, token: int, written: bool, prompt: int,
-    conditions: list[str], why: list[Statement],
+    conditions: list[str], why: Sequence[Statement] = (),
 ) -> str:  # fmt: skip
     at = f"generated token {token}" if written else f"prompt token {token:,} of {prompt:,}"
     what = f"{measure.capitalize()} {_CONDITIONS[condition]}"

@@ -95,7 +95,7 @@ def test_what_was_compared_with_the_truth_has_a_row_each(report: Report, example
     assert "worst error in layer 1, extend: 25 %, 2.5 × its bound 10 %; largest gain over all heads" in text
     assert "0 extend 1,200 5 % 10 % 0.04 % 0.1 % 0.01 % 0.02 % 1 extend 1,200 25 % 10 %" in text
     assert '<b class="beyond">25\N{NO-BREAK SPACE}%</b>' in section
-    assert "Difference from the reference by layer and head" in text
+    assert "Difference from torch_native by layer and head" in text
     assert "Error by layer and head" in _shown(_section(report))
     assert "Against the truth" not in _shown(_section(report))
 

@@ -20,11 +20,6 @@ _ADAPTERS: tuple[Adapter, ...] = (
 """All of them. The first whose parameters a function has is its own."""
 
 
-def is_known(parameters: Parameters) -> bool:
-    """Return True if a known signature has these parameters."""
-    return any(not adapter.unknown(parameters) and not adapter.missing(parameters) for adapter in _ADAPTERS)
-
-
 def adapted(function: Any, name: str = "") -> Adapted:
     """Make a kernel of a function with a known signature.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 from assay.evals.probes import CHUNK, PAGE
 from assay.harness.engines.features import (
@@ -46,6 +47,8 @@ _GPU: tuple[Device, ...] = ("cuda",)
 _HOST_TOKENS = 16384
 # Most tokens that SGLang recomputes instead of reading them back from the host's memory: its ``load_back_threshold`` is 10.
 _LEFT_ON_HOST = 9
+# A pass that verifies drafts computes several tokens of each request, with the kernel of prefill.
+_VERIFIED: Literal["another kernel"] = "another kernel"
 
 
 def _cached(over: Pass) -> Seen:
@@ -213,7 +216,7 @@ def _on_gpus() -> Iterable[Feature]:
     )  # fmt: skip
     yield Feature(
         "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=12"),
-        resolved={"speculative_algorithm": "NGRAM"}, seen=_speculated,
+        resolved={"speculative_algorithm": "NGRAM"}, seen=_speculated, cost=_VERIFIED,
         declares=("arguments.speculative_eagle_topk", "arguments.speculative_num_steps"),
         # Its drafts are trees, which SGLang refuses with pages of more than one token.
         excludes=("conversation", "mixed-chunk", "page-size", "dp-attention"), devices=_GPU,
@@ -225,7 +228,7 @@ def _on_gpus() -> Iterable[Feature]:
             "--speculative-algorithm=STANDALONE", f"--speculative-draft-model-path={MODEL}", "--speculative-num-steps=2",
             "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=3",
         ),
-        resolved={"speculative_algorithm": "STANDALONE"}, seen=_speculated, drafts=3.0,
+        resolved={"speculative_algorithm": "STANDALONE"}, seen=_speculated, cost=_VERIFIED, drafts=3.0,
         excludes=("conversation", "mixed-chunk", "ngram", "dp-attention"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
@@ -235,7 +238,7 @@ def _on_gpus() -> Iterable[Feature]:
             "--speculative-algorithm=EAGLE", f"--speculative-draft-model-path={DRAFT}", "--speculative-num-steps=3",
             "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4",
         ),
-        resolved={"speculative_algorithm": "EAGLE"}, seen=_speculated, drafts=1.0,
+        resolved={"speculative_algorithm": "EAGLE"}, seen=_speculated, cost=_VERIFIED, drafts=1.0,
         # SGLang would load the model's weights into the draft again.
         excludes=("conversation", "mixed-chunk", "ngram", "draft-model", "weights-again"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there", lacking=like_llama,

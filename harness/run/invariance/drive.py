@@ -148,13 +148,9 @@ class InvarianceSession:
         return arm not in self._unsteady
 
     def _trace(self, judge: ArmJudge) -> None:
-        """Ask the smallest differing sets again, each after its base, with a trace of the first place where they differ."""
+        """Ask the smallest differing sets again, each after its base, with a trace of the place where they differ most."""
         failing = {arm: judge.outcome(self.records[arm]) for arm, differs in self._states(judge).items() if differs}
-        places = {
-            arm: TracedPlace(probe=first.probe, index=first.index)
-            for arm in smallest(failing)
-            if (first := failing[arm].first) is not None
-        }
+        places = {arm: place for arm in smallest(failing) if (place := failing[arm].place) is not None}
         chosen = list(places.items())[:_TRACED]
         for base, place in dict.fromkeys((base_of(arm, self.plan.known), place) for arm, place in chosen):
             for why in ("trace", "trace again"):

@@ -32,7 +32,7 @@ def test_a_regression_exits_with_1_and_is_shown_and_written(
     assert "not checked: whether the kernel under test computed the answers" in shown
     assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", "--json") == 1
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/3", "regression", 1)
+    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/4", "regression", 1)
     assert "assay_synthetic" in files[0].read_text()
     (suite,) = JUnitXml.fromfile(str(files[1]))
     results = {case.name: [type(one).__name__ for one in case.result] for case in suite}
@@ -54,7 +54,7 @@ def test_tensors_are_compared_by_head_and_token_where_the_layout_is_told(
     said = capsys.readouterr()
     assert "First and worst: layer 0, attention, head 3, token 2, of layers.0.attn" in said.err
     document = json.loads(said.out)
-    assert (document["kind"], document["tensors"]["first"]["head"]) == ("tensors", 3)
+    assert (document["kind"], document["tensors"]["first"]["index"]) == ("tensors", [2, 3])
     assert call(tmp_path / "a.npz", tmp_path / "same.npz") == 0
     assert call(tmp_path / "a.npz", tmp_path / "b.npz", "--tolerance", "2") == 0
     assert call(tmp_path / "a.npz", tmp_path / "a.npz") == 2

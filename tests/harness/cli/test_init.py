@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.cli.init import _starter_files, _the_kernel
+from assay.harness.cli.init import _starter_files
 from assay.harness.config import make_spec
-from assay.harness.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
 KERNEL = """
@@ -24,9 +23,6 @@ from assay import AttentionCall, declares, oracle
 @declares(phases=["decode"], dtypes=["float32"], head_dims=[64])
 def forward(call: AttentionCall) -> torch.Tensor:
     return oracle(call).to(call.q.dtype)
-
-def helper(call: AttentionCall, other: int) -> None: ...
-def _private(call: AttentionCall) -> None: ...
 """
 FILES = {"assay.toml", "tests/test_assay.py", ".github/workflows/assay.yml", ".gitignore"}
 
@@ -37,8 +33,6 @@ def repository(tmp_path: Path) -> Path:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "attention.py").write_text(KERNEL)
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_other.py").write_text(KERNEL)
     return tmp_path
 
 
@@ -75,7 +69,7 @@ def written(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_what_it_writes_passes(run: Run, repository: Path) -> None:
-    done = run(repository, "assay", "init")
+    done = run(repository, "assay", "init", "mine.attention:forward")
     assert done.returncode == 0, done.stderr
     assert written(repository) == FILES
     spec = make_spec({}, repository / "assay.toml")
@@ -101,14 +95,13 @@ def test_nothing_is_overwritten(repository: Path, init: Callable[..., tuple[int,
     assert (code, "kept   assay.toml" in out) == (0, True)
     assert (repository / "assay.toml").read_text() == "# mine\n"
     before = {name: (repository / name).read_text() for name in FILES}
-    assert init(repository)[0] == 0
+    assert init(repository, "mine.attention:forward")[0] == 0
     assert {name: (repository / name).read_text() for name in FILES} == before
 
 
-def test_where_no_kernel_is_found_servers_are_compared(tmp_path: Path, init: Callable[..., tuple[int, str, str]], run: Run) -> None:
-    (tmp_path / "model.py").write_text("def attention(query, mask): ...\n")
+def test_servers_of_a_backend_are_compared(tmp_path: Path, init: Callable[..., tuple[int, str, str]], run: Run) -> None:
     (tmp_path / ".gitignore").write_text("*.log")
-    assert init(tmp_path)[0] == 0
+    assert init(tmp_path, "flashinfer")[0] == 0
     assert written(tmp_path) == FILES - {"tests/test_assay.py"}
     assert (tmp_path / ".gitignore").read_text() == "*.log\nruns/\n"
     workflow = (tmp_path / ".github/workflows/assay.yml").read_text()
@@ -119,23 +112,6 @@ def test_where_no_kernel_is_found_servers_are_compared(tmp_path: Path, init: Cal
     checked = run(tmp_path, "check_jsonschema", "--builtin-schema", "vendor.github-workflows", ".github/workflows/assay.yml")
     assert checked.returncode == 0, checked.stdout
     assert init(tmp_path, "no-such-backend")[0] == 2
-
-
-def test_a_function_with_a_known_signature_is_a_kernel(tmp_path: Path) -> None:
-    arguments = "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False"
-    (tmp_path / "flash.py").write_text(f"def attend({arguments}): ...\ndef add(a, b, c): ...\n")
-    assert _the_kernel(tmp_path) == "flash:attend"
-
-
-def test_several_kernels_are_a_usage_error(repository: Path) -> None:
-    (repository / "src" / "more").mkdir(parents=True)
-    (repository / "src" / "more" / "flash.py").write_text("def forward(call: 'assay.AttentionCall'): ...\n")
-    with pytest.raises(UsageError, match=r"2 kernels were found in .*: mine\.attention:forward, more\.flash:forward\.") as one:
-        _the_kernel(repository)
-    assert "assay init mine.attention:forward" in one.value.do
-    (repository / "mine" / "attention.py").write_text("def broken(:\n")
-    (repository / "src" / "more" / "flash.py").unlink()
-    assert _the_kernel(repository) == ""
 
 
 def test_an_installable_repository_is_installed_in_ci() -> None:

@@ -82,7 +82,6 @@ def test_two_lm_eval_runs_of_the_seed_case_are_a_regression(data: Path) -> None:
     assert (result.verdict, result.exit_code, result.kind) == ("regression", 1, "answers")
     assert answers(result).overall.pairs == 24
     assert answers(result).overall.lost == len([one for one in answers(result).flips if one.direction == "lost"]) == 7
-    assert {flip.direction for flip in answers(result).steady} == {"both right"}
     assert answers(result).overall.b_error == pytest.approx(0.0948, abs=1e-4)
     assert [(one.id, one.count) for one in answers(result).overall.unpaired] == [("skipped-in-a", 104), ("skipped-in-b", 104)]
     assert (status(result, "execution"), status(result, "finish-reasons")) == ("not checked", "not checked")

@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from assay.harness.engines.model import ModelShape
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.comparison import ComparedTensors, Comparison
 from assay.harness.ingest.recognise import ingest
@@ -65,13 +64,13 @@ def test_the_first_difference_is_first_in_depth_and_the_worst_is_worst(tmp_path:
     result = tensors(compared)
     assert (compared.verdict, compared.exit_code, result.pairs, result.differing) == ("regression", 1, 9, 5)
     name = "model.embed_tokens"
-    place = {"layer": None, "boundary": "embedding", "name": name, "step": 0, "head": None, "token": 0, "batch": None}
+    place = {"layer": None, "boundary": "embedding", "name": name, "step": 0, "index": [0], "axes": ""}
     assert compared.why == (state("tensors-differ", differing=5, compared=9, **place),)
     assert result.first == result.tensors[0].first
     assert result.worst == result.tensors[-1].worst
     inside = result.tensors[1].first
     assert inside is not None
-    assert (inside.layer, inside.boundary, inside.head, inside.token) == (1, "attention", 3, 2)
+    assert (inside.layer, inside.boundary, inside.index, inside.axes) == (1, "attention", (2, 3), "th")
     assert [row.worst.tensor for row in result.tensors] == [
         name, "model.layers.1.self_attn.attn", "model.layers.1.mlp.down_proj", "model.layers.2.self_attn.attn", "lm_head",
     ]  # fmt: skip
@@ -119,18 +118,17 @@ def test_what_rounding_explains_passes_unless_bits_must_be_equal_and_what_does_n
         assert (result.why[0].id, result.why[0].values["not_compared"]) == ("tensors-equal", 1)
 
 
-def test_numbered_files_are_passes_and_a_model_splits_heads(tmp_path: Path) -> None:
+def test_numbered_files_are_passes(tmp_path: Path) -> None:
     for side in ("a", "b"):
         (tmp_path / side).mkdir()
         for step in (2, 3):
-            values = torch.randn(6, 128, generator=torch.Generator().manual_seed(step)).bfloat16()
+            values = torch.randn(6, 2, 64, generator=torch.Generator().manual_seed(step)).bfloat16()
             if (side, step) == ("b", 3):
-                values[4, 64:] *= 1.2
+                values[4, 1] *= 1.2
             torch.save({"model": {"layers.0.self_attn.attn": values}}, tmp_path / side / f"pass_{step}.pt")
-    rule = TensorRule(model=model_of(heads=2, kv_heads=1, head_dim=64))
-    result = tensors(diff_tensors(tmp_path / "a", tmp_path / "b", rule))
+    result = tensors(diff_tensors(tmp_path / "a", tmp_path / "b", BY_HEAD))
     assert result.first is not None
-    assert (result.first.layer, result.first.step, result.first.head, result.first.token) == (0, 3, 1, 4)
+    assert (result.first.layer, result.first.step, result.first.index) == (0, 3, (4, 1))
     assert (result.pairs, result.differing) == (2, 1)
 
 
@@ -144,7 +142,7 @@ def test_arrays_of_one_file_are_compared_by_layer(tmp_path: Path, save: Callable
     assert diff_tensors(tmp_path / "a.npz", tmp_path / "same.npz", RULE).verdict == "pass"
     first = tensors(diff_tensors(tmp_path / "a.npz", tmp_path / "wrong.npz", BY_HEAD)).first
     assert first is not None
-    assert (first.layer, first.token) == (1, 2)
+    assert (first.layer, first.index) == (1, (2, 0))
 
 
 def test_arrays_of_a_folder_pair_by_their_paths_whatever_their_byte_order(tmp_path: Path) -> None:
@@ -258,10 +256,6 @@ def test_headers_that_lie_and_arrays_that_are_no_numbers_are_refused(tmp_path: P
             open_dump(path)
 
 
-def model_of(heads: int, kv_heads: int, head_dim: int) -> ModelShape:
-    return ModelShape(vocabulary=1, context=1, q_heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-
-
 def one_wrong(
     folder: Path, shape: tuple[int, ...], at: tuple[int, ...], rule: TensorRule = RULE, name: str = "self_attn.attn"
 ) -> Comparison:
@@ -274,51 +268,26 @@ def one_wrong(
     return diff_tensors(a, b, rule)
 
 
-def test_an_ambiguous_layout_is_asked_for_and_no_head_is_named(tmp_path: Path) -> None:
-    asked = one_wrong(tmp_path, (1, 16, 4, 64), (0, 9, 2))
-    assert asked.verdict == "regression", "the numbers differ, whatever the layout"
-    differ, layout = asked.why
-    assert (differ.values["head"], differ.values["token"], differ.values["index"]) == (None, None, [0, 9, 2])
-    assert layout == state("layout", shape=[1, 16, 4, 64], axes="t", either=["bhtd", "bthd"])
-    assert say(differ).endswith("at [0, 9, 2].")
-    assert "bhtd or bthd: name them with --layout" in say(layout)
-    model = model_of(heads=4, kv_heads=2, head_dim=64)
-    for rule, head, token in (
-        (TensorRule(axes="bhtd"), 9, 2), (TensorRule(axes="bthd"), 2, 9), (TensorRule(model=model), 2, 9)
-    ):  # fmt: skip
-        (told,) = one_wrong(tmp_path, (1, 16, 4, 64), (0, 9, 2), rule).why
-        assert (told.values["head"], told.values["token"]) == (head, token)
-
-
 @pytest.mark.parametrize(
-    ("shape", "at", "model", "head", "token"),
+    ("shape", "at", "axes", "says"),
     [
-        ((8, 7, 64), (5, 2), None, None, None), ((7, 8, 64), (5, 2), None, None, None), ((2, 7, 512), (1, 5), None, None, None),
-        ((2, 10, 16, 2, 64), (1, 3, 4, 1), None, None, None), ((300,), (7,), None, None, None),
-        ((1, 8, 8, 64), (0, 5, 2), (8, 2, 64), None, None), ((8, 8, 64), (5, 2), (8, 2, 64), None, None),
-        ((2, 2, 64), (1, 0), (8, 2, 64), None, None), ((1, 2, 8, 64), (0, 1, 5), (8, 2, 64), None, None),
-        ((8, 7, 7), (5, 2), (8, 2, 64), None, None), ((1, 64, 64, 64), (0, 5, 2), (8, 2, 64), None, None),
-        ((8, 7, 64), (5, 2), (8, 2, 64), 5, 2), ((7, 8, 64), (5, 2), (8, 2, 64), 2, 5), ((7, 64, 64), (5, 2), (64, 8, 64), 2, 5),
-        ((1, 7, 2, 64), (0, 5, 1), (8, 2, 64), 1, 5), ((1, 2, 7, 64), (0, 1, 5), (8, 2, 64), 1, 5),
+        ((1, 16, 4, 64), (0, 9, 2), "", ", at [0, 9, 2] (--layout names the dimensions)."),
+        ((1, 16, 4, 64), (0, 9, 2), "thd", ", at [0, 9, 2] (--layout names the dimensions)."),
+        ((1, 16, 4, 64), (0, 9, 2), "bhtd", ", sequence 0, head 9, token 2."),
+        ((1, 16, 4, 64), (0, 9, 2), "bthd", ", sequence 0, head 2, token 9."),
+        ((2, 10, 16, 2, 64), (1, 3, 4, 1), "", ", at [1, 3, 4, 1] (--layout names the dimensions)."),
+        ((16, 64), (9,), "", ", at [9]."), ((300,), (7,), "", ", at [7]."), ((), (), "", "."),
     ],
 )  # fmt: skip
-def test_no_wrong_head_is_named(
-    tmp_path: Path, shape: tuple[int, ...], at: tuple[int, ...], model: tuple[int, int, int] | None, head: int | None,
-    token: int | None,
-) -> None:  # fmt: skip
-    rule = TensorRule(model=model_of(*model) if model else None)
-    values = one_wrong(tmp_path, shape, at, rule).why[0].values
-    assert (values["head"], values["token"]) == (head, token)
-    assert values.get("index", []) == ([*at] if head is None else [])
-
-
-def test_a_layout_that_was_assumed_is_in_the_answer(tmp_path: Path) -> None:
-    differ, layout = one_wrong(tmp_path, (16, 4, 64), (9, 2), name="mlp").why
-    assert (differ.values["batch"], differ.values["head"], differ.values["token"]) == (9, None, 2)
-    assert "[16, 4, 64] were assumed to be batch and token; correct this with --layout" in say(layout)
-    model = model_of(heads=4, kv_heads=2, head_dim=64)
-    (told,) = one_wrong(tmp_path, (1, 16, 256), (0, 9, slice(128, 192)), TensorRule(model=model)).why
-    assert (told.values["head"], told.values["token"], told.values["batch"]) == (2, 9, 0)
+def test_a_place_is_an_index_unless_its_dimensions_are_named(
+    tmp_path: Path, shape: tuple[int, ...], at: tuple[int, ...], axes: str, says: str
+) -> None:
+    result = one_wrong(tmp_path, shape, at, TensorRule(axes=axes))
+    assert result.verdict == "regression", "the numbers differ, whatever the layout"
+    assert say(*result.why).endswith(f"(self_attn.attn){says}")
+    first = tensors(result).first
+    assert first is not None
+    assert first.index == at
 
 
 def passes(folder: Path, values: Tensor, ends: tuple[int, ...]) -> Path:
@@ -339,7 +308,7 @@ def test_one_forward_is_compared_with_prefill_and_decode_row_by_row_in_order(tmp
 
     values[0, 10] *= 1.5
     differ, joined = diff_tensors(whole, passes(tmp_path / "wrong", values, (9, 10, 11, 12, 13)), RULE).why
-    assert (differ.values["layer"], differ.values["token"], differ.values["batch"]) == (0, 10, 0)
+    assert (differ.values["layer"], differ.values["index"]) == (0, [0, 10])
     assert joined.id == "passes-in-order"
 
     short = diff_tensors(whole, passes(tmp_path / "short", values, (9, 10, 11)), RULE)

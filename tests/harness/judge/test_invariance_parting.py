@@ -44,20 +44,22 @@ def write(folder: InvarianceFolder, record: ProbePass, spoil: Spoil = lambda kep
 def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
     """Judges a feature that differs in its first generated token, and whose pass and base were traced."""
 
-    def judge(spoil: Spoil | None = None, traced_kl: float = 0.5, verifications: int = 0, **arm: Any) -> InvarianceResult:
+    def judge(
+        spoil: Spoil | None = None, traced_kl: float = 0.5, verifications: int = 0, again_kl: float | None = None, **arm: Any
+    ) -> InvarianceResult:
         folder = InvarianceFolder.new(tmp_path / "out")
         own = [
             arm_records.arm(number=3, why="trace"),
-            arm_records.arm(number=4, why="trace again"),
+            arm_records.arm(number=4, why="trace again", decode=again_kl or 0.0),
             arm_records.arm("page-size", number=5, why="trace", decode=traced_kl, verifications=verifications),
         ]
         own = [record.model_copy(update={"traced": PLACE}) for record in own]
         arms = [arm_records.arm("page-size", **{"decode": 0.5} | arm), *(own if spoil else ())]
         arm_records.write(folder, arms, arms=(("page-size",),))
         if spoil:
-            for record in own[:2]:
-                write(folder, record)
-            write(folder, own[2], spoil)
+            spoiled = own[2:] if again_kl is None else own[1:]
+            for record in own:
+                write(folder, record, *([spoil] if record in spoiled else []))
         folder.seal()
         return judge_invariance(folder)
 
@@ -91,6 +93,12 @@ def test_the_place_is_named(judged: Judge, names: tuple[str, ...], place: str, e
 def test_a_pass_that_does_not_differ_again_is_not_observed(judged: Judge) -> None:
     (parting,) = judged(lambda kept: None, traced_kl=0.0).partings
     assert (parting.place, parting.not_observed) == ("", unobserved("same"))
+
+
+@pytest.mark.parametrize(("again_kl", "place"), [(0.5, "cache"), (0.0, "behind attention")])
+def test_a_base_that_differs_from_itself_in_another_batch_is_no_floor(judged: Judge, again_kl: float, place: str) -> None:
+    (parting,) = judged(lambda kept: kept["v.3"].mul_(1.5), again_kl=again_kl).partings
+    assert parting.place == place
 
 
 def test_what_was_not_asked_again_is_not_observed(judged: Judge) -> None:

@@ -316,5 +316,9 @@ def test_a_witness_names_the_side_that_is_off_unless_it_contradicts_its_folder(t
     assert say(said).startswith(
         "transformers 5 in float32 agrees with neither side on 1,280 tokens, cold and cached: the reference is"
     )
+    runs.score_both(folder, partial(runs.scored, noise=1e-4, seed=1))
+    for noise, near in ((1e-6, "both"), (0.3, "")):
+        assert opinion(noise)[0].values["near"] == near
+    assert "agrees with both sides on" in say(opinion(1e-6)[0])
     (said,) = opinion(1e-6, wrong := "rope_theta is 15,000; config.json says 10,000")
     assert say(said) == f"transformers 5 is not a witness here, because it contradicts the model's folder: {wrong}."
