@@ -64,6 +64,7 @@ def traced(folder: RunFolder, plan: Plan) -> None:
         write_pass(folder.server_folder(role), own.label, ids, torch.arange(len(ids)), kept, header)
 
 
+@pytest.mark.slow  # fast: test_it_is_not_asked_of_what_agrees_or_is_declared
 @pytest.mark.server
 def test_transformers_scores_the_tokens_of_servers_that_differ(
     tmp_path: Path, runs: ModuleType, monkeypatch: pytest.MonkeyPatch
