@@ -215,6 +215,8 @@ _OF_ANOTHER_LENGTH = "each of another length"
 # Behind one cached token, and behind the questions' shared header.
 _SEED_CASE = _extend("scene", [(41, 1, "one"), (34, 157, "one")], head_dim="first", dtype="first")
 _TABLE = (
+    # More than a block of 256 both cached and new.
+    _extend("scene", [(300, range(258, 383), "one")], head_dim="first", dtype="first"),
     # Kernels have a path for each of these, and two looks for wrong kernels found 34 that go wrong in one path, dtype, head dim and
     # number of heads alone: at a later block of keys, in a second partition, in a second sequence of several blocks, in a batch of
     # prompts alone, or of sequences that are alike.

@@ -86,7 +86,7 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
         for n in (64, 1, 16, 17, 65, 128, 129)
     },
     "softcap": {
-        f"softcap {n:g}": partial(_asking_for, partial(lambda n, heads: {"softcap": n}, n)) for n in (30.0, 1.0, 50.0)
+        f"softcap {n:g}": partial(_asking_for, partial(lambda n, heads: {"softcap": n}, n)) for n in (30.0, 1.5, 50.0)
     },
     "temperature": {
         f"temperature {n}": partial(_asking_for, partial(lambda n, heads: {"temperature": n}, n)) for n in (64, 2)
@@ -117,10 +117,10 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
 }
 """Values of each feature that a call may ask for; longer windows: `LONG_WINDOWS`.
 
-Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every score feels.
+Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every score feels and that is no whole number.
 """
 STRONGEST = {
-    "window": "window 17", "softcap": "softcap 1", "temperature": "temperature 2", "sinks": "sinks near 4",
+    "window": "window 17", "softcap": "softcap 1.5", "temperature": "temperature 2", "sinks": "sinks near 4",
     "padding": "300 padded rows", "not_causal": "cross attention", "mla": MLA,
 }  # fmt: skip
 """The value of each feature with the largest effect in combination, so that a kernel cannot ignore one of two unnoticed."""

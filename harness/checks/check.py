@@ -278,9 +278,9 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
         journal.write("computed", case=case.name, condition=case.condition, fails=result.fails, own=own, bound=bound)
 
     def enough(results: Sequence[CallResult]) -> bool:
-        if task.whole or not results[-1].fails:
-            return False
-        return clearly_wrong([(case_of[id(result.call)], result) for result in results], guard.runs, cases)
+        return not task.whole and clearly_wrong(
+            [(case_of[id(result.call)], result) for result in results], guard.runs, cases
+        )
 
     order = None if task.whole else in_order(task.made)
     return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)

@@ -15,7 +15,7 @@ _FEWEST, _SHARE = 48, 1 / 7
 head_dim and layout, and cached prefixes of up to 200 tokens, at a twentieth of the total cost."""
 # With this many clearly wrong calls among them, the other calls are not needed.
 _WRONG = 16
-# The own error of a clearly wrong call is at least this multiple of its bound.
+# The own error of a clearly wrong call, or that of a log-sum-exp, is at least this multiple of its bound.
 _CLEARLY = 10.0
 # Tokens of a tile, the unit of a kernel's work on a call.
 _TILE = 32
@@ -74,13 +74,20 @@ def _cost(call: AttentionCall) -> float:
 def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: Sequence[Case]) -> bool:
     """Return True if further calls would not change a kernel's verdict.
 
-    That is so if at least `_WRONG` calls are wrong by a wide margin. Experiments then find the conditions on their own calls.
+    That is so if at least `_WRONG` calls are clearly wrong. Experiments then find the conditions on their own calls.
 
     Args:
-        results: its results so far. Only the last is new: if it is correct, nothing has changed.
+        results: its results so far. Only the last is new: if it is not clearly wrong, nothing has changed.
         runs: the number of calls so far, including refused ones.
         cases: all cases of the matrix.
     """
-    if runs < max(_FEWEST, _SHARE * len(cases)) or not results[-1][1].fails:
+    if runs < max(_FEWEST, _SHARE * len(cases)) or not _clearly(results[-1][1]):
         return False
-    return sum(result.fails and result.worst >= _CLEARLY for _, result in results) >= _WRONG
+    return sum(_clearly(result) for _, result in results) >= _WRONG
+
+
+def _clearly(result: CallResult) -> bool:
+    """Return True if the output of a call, or a log-sum-exp, is out of bounds by a wide margin."""
+    if result.fails and result.worst >= _CLEARLY:
+        return True
+    return result.lse_errors is not None and result.lse_errors.excess >= _CLEARLY

@@ -104,14 +104,15 @@ def _fewer(count: int, least: int) -> list[int]:
 
 
 def _axes(lab: Lab) -> Axes:
-    """Return the fields of a shape to vary, and their values."""
+    """Return the fields of a shape to vary, and their values. A kernel of latents has no other head_dim."""
     asked = [()] + [(value,) for values in values_of(lab.guard.assay.features).values() for value in values]
     layouts = ("packed", "sliced", "heads first", "each its own")
-    return {
+    axes = {
         "heads": _HEADS, "head_dim": sorted(d for d, v in lab.dims if d == v), "dtype": lab.dtypes,
         "layer": _LAYERS, "layout": layouts, "data": _DATA, "grad_mode": ("", "inference_mode"), "asked": asked, "first_head": (0,
         4),
     }  # fmt: skip
+    return {name: values for name, values in axes.items() if values}
 
 
 def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:

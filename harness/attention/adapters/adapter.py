@@ -298,9 +298,12 @@ def longest(call: AttentionCall) -> tuple[int, int]:
 
 
 def block_table(pool: PagedKV, page: int, keys: int) -> Tensor:
-    """Return the block table of a pool, int32 [batch, pages], as part of a wider one like in engines."""
+    """Return the block table of a pool, int32 [batch, pages], as part of a wider one like in engines.
+
+    It has a column more than the longest sequence has pages: engines make tables for the model's whole context.
+    """
     table = pool.block_table
-    width = max(table.shape[1], -(-keys // page))
+    width = max(table.shape[1] + 1, -(-keys // page))
     return torch.nn.functional.pad(table, (0, width + 1 - table.shape[1]), value=pool.stale)[:, :width]
 
 

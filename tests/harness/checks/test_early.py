@@ -35,7 +35,7 @@ def results(some: list[Case], wrong: Callable[[dict[str, str]], float]) -> list[
     for case in some:
         ratio, call = wrong(case.condition), SimpleNamespace(phase=case.condition["phase"])
         call.q = SimpleNamespace(dtype=case.condition["dtype"])
-        found.append((case, cast(CallResult, SimpleNamespace(fails=ratio > 1, worst=ratio, call=call))))
+        found.append((case, cast(CallResult, SimpleNamespace(fails=ratio > 1, worst=ratio, call=call, lse_errors=None))))
     return found
 
 

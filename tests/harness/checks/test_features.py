@@ -71,9 +71,9 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
     result = check(declaring(rounded_oracle, *ASKED), cases=asking(*ASKED, every=16), read_out=0)
     assert (result.exit_code, result.findings) == (ExitCode.PASS, ())
     asked = ", ".join(result.coverage.values["asked for"])
-    for value in ("window 1,", "window 129", "softcap 1,", "softcap 50", "temperature 64", "sinks near 4"):
+    for value in ("window 1,", "window 129", "softcap 1.5,", "softcap 50", "temperature 64", "sinks near 4"):
         assert value in asked
-    together = "window 17 and softcap 1 and temperature 2 and sinks near 4 and 300 padded rows and K and V in e5m2 per head"
+    together = "window 17 and softcap 1.5 and temperature 2 and sinks near 4 and 300 padded rows and K and V in e5m2 per head"
     assert together in asked
 
 

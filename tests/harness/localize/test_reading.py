@@ -94,7 +94,7 @@ def test_any_weights_are_read_exactly(value_dim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [("window 4",), ("softcap 1",), ("temperature 2",), ("sinks near 4",)], ids=lambda asked: asked[0]
+    "asked", [("window 4",), ("softcap 1.5",), ("temperature 2",), ("sinks near 4",)], ids=lambda asked: asked[0]
 )
 def test_the_right_weights_are_those_of_what_a_call_asks_for(asked: tuple[str, ...]) -> None:
     call = Shape("extend", LENS, (4, 2), DIM, asked=asked).make(0)

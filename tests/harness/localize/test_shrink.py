@@ -228,7 +228,7 @@ def test_a_sequence_without_keys_stays_without() -> None:
 @pytest.mark.parametrize(
     ("kernel", "fault", "asked", "lens", "said"),
     [
-        ("lse", LSE_WRONG, "window 17, softcap 1, sinks near 4", [(18, 0)], "window 17, log-sum-exps asked for"),
+        ("lse", LSE_WRONG, "window 17, softcap 1.5, sinks near 4", [(18, 0)], "window 17, log-sum-exps asked for"),
         ("raises", "raised RuntimeError", "", [(1, 0)] * 3, "head_dim 32, float32"),
         ("scales_q", "input-written", "", [(1, 0)], "head_dim 32, float32"),
         ("stores_tiles", "outside", "", [(1, 0)], "head_dim 32, float32"),

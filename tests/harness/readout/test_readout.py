@@ -140,7 +140,7 @@ def one_key_more(one: Request) -> Request:
     (by_sequence(one_key_more), ("window 16", "window 40"), "query i also sees key p - the window"),
     (by_sequence(lambda one: replace(one, spec=replace(one.spec, sinks=()))), ("sinks near 4",),
      "a layer has sinks, and the weights of its keys add up to 1"),
-    (by_sequence(lambda one: replace(one, spec=replace(one.spec, softcap=0.0))), ("softcap 1",),
+    (by_sequence(lambda one: replace(one, spec=replace(one.spec, softcap=0.0))), ("softcap 1.5",),
      "a layer asks for a soft cap, and scores are not capped"),
 ], ids=["window", "sinks", "soft cap"])  # fmt: skip
 def test_calls_that_ask_for_a_feature_are_read(kernel: Kernel, asked: tuple[str, ...], sentence: str) -> None:
