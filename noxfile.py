@@ -15,8 +15,8 @@ import nox
 ROOT = Path(__file__).parent
 # SGLang's metadata lists packages that need a GPU; requirements/cpu.txt lists those that it imports on a CPU.
 SGLANG_ON_CPU = ("--no-deps", "sglang==0.5.23")
-# One more than the cores, since some tests only wait for processes. The few tests of `tests` that start servers share one of these
-# workers (tests/conftest.py); the many of `tests-all` run one after the other, since each server keeps a core busy.
+# One more than the cores, since some tests only wait for processes. The one test of `tests` that starts servers begins first
+# (tests/conftest.py); the many of `tests-all` run one after the other, since each server keeps a core busy.
 SIDE_BY_SIDE = ("-n", "3", "--dist", "worksteal")
 SLOWEST = "--durations=25"
 

@@ -79,8 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without a GPU, leave out what needs one; where kernels are compiled, what needs the interpreter. Mark what is slow.
 
-    Tests with servers come first: they take longest, and the first of the workers, which has them all, starts one pair. Those that
-    import SGLang follow, so that one worker does.
+    Tests with servers come first, since they take longest. Those that import SGLang follow, so that one worker does.
     """
     markers = ("server", "sglang")
     items.sort(key=lambda item: next((at for at, name in enumerate(markers) if item.get_closest_marker(name)), len(markers)))

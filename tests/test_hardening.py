@@ -129,6 +129,7 @@ def test_a_cancelled_run_has_a_report_and_stops_its_servers(trial: Any, number: 
     assert trial.left_over() == []
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_refused(trial: Any) -> None:
     first = trial.start(STAND_IN_PACE_S="0.5")
     await_answers(trial)

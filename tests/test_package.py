@@ -290,6 +290,7 @@ def base_only(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return only(tmp_path_factory.mktemp("base"))
 
 
+@pytest.mark.slow  # fast: test_an_extra_is_enough_for_its_commands; the job base-install of CI
 def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: Path) -> None:
     missing = python("-c", "import scipy", **base_only)
     assert "No module named 'scipy'" in missing.stderr

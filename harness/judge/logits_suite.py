@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import FINGERPRINT
 from assay.harness.evidence.logit_files import logits_path, read_logits
+from assay.harness.evidence.probes import passes_of
 from assay.harness.evidence.records import FLOOR_REPEAT
+from assay.harness.evidence.trace import read_trace
 from assay.harness.fingerprint.parts import faults
 from assay.harness.judge import side_probes
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -25,6 +29,7 @@ from assay.harness.judge.judgement import Metric, measure
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.judge.noise_limits import EXACT_KL, change_limit, kl_limit
 from assay.harness.judge.report import SuiteResult
+from assay.harness.judge.traces import PartingRow, least_error, parting
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
@@ -128,9 +133,23 @@ def _witnessed(run: RunEvidence) -> Iterator[Statement]:
         off[role] = float(np.nan_to_num(np.concatenate(far), nan=math.inf).max())
     nearer = (role for role in ROLES if all(_APART * off[role] <= off[other] for other in ROLES if other != role))
     near = "both" if max(off.values()) <= _AGREES else next(nearer, "")
-    yield state(
-        "witness", witness=told.engine, near=near, off=list(off.items()), tokens=len(seen.by_condition["cold"].token)
-    )
+    tokens, where = len(seen.by_condition["cold"].token), [*_where(run, place)]
+    yield state("witness", witness=told.engine, near=near, off=list(off.items()), tokens=tokens, where=where)
+
+
+def _where(run: RunEvidence, place: Path) -> Iterator[tuple[Role, str]]:
+    """Yield where in the model each role parts from the witness on the traced sequence, "" for nowhere; nothing without traces."""
+    for role in ROLES:
+        folder, nonce = run.folder.server_folder(role), run.folder.nonce
+        label = next((each.label for each in passes_of(folder, nonce) if each.why == "trace"), "")
+        with suppress(EvidenceError, ValueError):  # not traced, or not comparable: layers of another kind
+            own = read_trace(folder, label, nonce)
+            apart = parting(own, own, read_trace(place, WITNESS, nonce), least_error(run.dtype, another_kernel=True))
+            inside = apart.place != "behind attention"
+            yield (
+                role,
+                PartingRow(place=apart.place, layer=apart.layer, names=apart.names, head=apart.head).where * inside,
+            )
 
 
 def judge_logits(

@@ -7,6 +7,7 @@ tokens that the reference writes cold, so each token is scored with the same his
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from assay.evals.probes import ProbeLoad, probe_load
 from assay.harness.engines import registry
@@ -16,7 +17,7 @@ from assay.harness.engines.model import model_shape
 from assay.harness.errors import EngineError
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.probes import CONDITIONS, ProbePass, passes_of, record_pass
+from assay.harness.evidence.probes import CONDITIONS, ProbePass, TracedPlace, passes_of, record_pass
 from assay.harness.judge.side_probes import farthest
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
@@ -106,6 +107,13 @@ def _ask(engine: Engine, plan: Plan, folder: RunFolder, record: ProbePass, under
     chunks = {"chunks": said} if (said := split(over)) else {}
     made = made.model_copy(update={"seen": made.seen | chunks, "seconds": time.monotonic() - begun})
     record_pass(place / under, made, folder.nonce)
+
+
+def traced_tokens(plan: Plan, passes: Sequence[ProbePass], place: TracedPlace) -> list[int]:
+    """Return the tokens of a traced sequence up to the last one that a trace keeps: a probe, and the answer of the first pass."""
+    (probe,) = (each.ids for each in load_of(plan).probes if each.id == place.probe)
+    (answer,) = (reply.decode.tokens for reply in passes[0].replies if reply.probe == place.probe)
+    return [*probe, *answer][: place.index]
 
 
 def load_of(plan: Plan) -> ProbeLoad:

@@ -11,13 +11,16 @@ from assay.harness.engines.launched import server
 from assay.harness.errors import AssayError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path, read_logits, write_logits
+from assay.harness.evidence.probes import passes_of
 from assay.harness.evidence.rounding import ROUNDING
+from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.logits_suite import WITNESS, claim
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.logit_scoring import score_again
 from assay.harness.run.plan import Plan
 from assay.harness.run.servers import core_of, record_fingerprint, running
+from assay.harness.run.side_probes import traced_tokens
 from assay.harness.sides import ROLES, Side
 
 # Bytes of weights up to which the witness is asked.
@@ -48,6 +51,7 @@ def ask_witness(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None
             engine=side.engine, role="candidate", backend=side.backend, model=plan.model, device=device, evidence=place,
             log=folder.path / f"{WITNESS}.log", decode_backend="", startup_timeout=plan.spec.startup_timeout,
             request_timeout=plan.spec.request_timeout, cpu_core=core_of(device),
+            extra={RUN: folder.nonce},
         )
     )  # fmt: skip
     witness.who = "transformers as the witness"
@@ -57,5 +61,7 @@ def ask_witness(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None
             made = score_again(witness, read_logits(scored[0], folder.nonce), folder.nonce, display, "witness: logits")
             record_fingerprint(witness, side, place, folder.nonce)
             write_logits(place, made)
+            if (passes := passes_of(folder.server_folder(ROLES[0]), folder.nonce)) and passes[-1].traced:
+                witness.send("/trace", {"label": WITNESS, "ids": traced_tokens(plan, passes, passes[-1].traced)})
     except AssayError as error:
         display.say(f"The witness failed: {error.found}", stays=True)

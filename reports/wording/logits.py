@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from assay.harness.judge.judgement import Metric
 from assay.harness.statement import Statement
-from assay.harness.text import counted, in_units, percent
+from assay.harness.text import counted, in_units, listed, percent
 from assay.reports.wording.say import Found, Measured, Templates, say, says
 
 
@@ -134,8 +135,15 @@ def explained_by(noise: list[str]) -> str:
 
 
 @says
-def _witness(witness: str, near: str, off: list[tuple[str, float]], tokens: int) -> str:
-    between = f"on {tokens:,} tokens, cold and cached"
+def _witness(
+    witness: str, near: str, off: list[tuple[str, float]], tokens: int, where: Sequence[tuple[str, str]] = ()
+) -> str:
+    said = _agrees(witness, near, off, f"on {tokens:,} tokens, cold and cached")
+    parts = [f"the {role} parts from it {f'in {at}' if at else 'in no layer'}" for role, at in where]
+    return f"{said}{f' On the traced sequence, {listed(parts)}.' if parts else ''}"
+
+
+def _agrees(witness: str, near: str, off: list[tuple[str, float]], between: str) -> str:
     if near not in dict(off):
         return f"{witness} in float32 agrees with {'both sides' if near else 'neither side'} {between}: {_off(off)}."
     other = [(role, value) for role, value in off if role != near]

@@ -186,7 +186,9 @@ class Stores:
         ]
 
 
-STORES = [name for name in vars(Stores) if not name.startswith("_")]
+# These take half of the time of all, and are damaged in slow tests alone.
+_LONG = ("pack", "baselines", "bench")
+STORES = [pytest.param(name, marks=[pytest.mark.slow] * (name in _LONG)) for name in vars(Stores) if not name.startswith("_")]
 
 
 # The path that is to be opened by nobody, and where it is noted if it is; a hook of Python's stays for ever.

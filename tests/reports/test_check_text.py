@@ -172,6 +172,7 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
     assert ": it is not finite." in result.findings[0].diagnosis
 
 
+@pytest.mark.slow  # fast: test_one_line_for_several_kernels
 def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel() -> None:
     lost = fault("last-block-lost-64")
     lost.__qualname__ = "lost"

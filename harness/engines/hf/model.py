@@ -7,6 +7,7 @@ came from transformers itself, so whoever believes it also reads `contradictions
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.evidence.fingerprint import Fingerprint, RopeTable, Tokens, Weight
+from assay.harness.evidence.trace import NEW, OUTPUT, QUERY, READ
 from assay.harness.fingerprint.folder_readings import tokens_of
 from assay.harness.fingerprint.in_model import ropes_of
 from assay.harness.fingerprint.parts import faults
@@ -81,6 +83,42 @@ class Model:
             out = self.network(given, past_key_values=past, use_cache=past is not None)
         self.kept, self._past = () if past is None else tuple(ids), past
         return torch.log_softmax(out.logits[0].double(), -1), reused
+
+    def trace(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        """Compute a sequence alone, and return what each layer's attention reads and returns.
+
+        Names are those of `assay.harness.evidence.trace`.
+
+        Returns:
+            q and outputs, [tokens, q heads, head_dim], and K and V, [tokens, kv heads, head_dim]. A layer that calls no function
+            ``eager_attention_forward`` of its module is missing.
+        """
+        kept: dict[str, Tensor] = {}
+        names = {type(module).__module__ for module in self.network.modules() if hasattr(module, "layer_idx")}
+        eager = "eager_attention_forward"
+        plain = {
+            sys.modules[name]: vars(sys.modules[name])[eager] for name in names if hasattr(sys.modules[name], eager)
+        }
+
+        def watched(compute: Any) -> Any:
+            def attention(layer: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **named: Any) -> Any:
+                made = compute(layer, q, k, v, *arguments, **named)
+                tensors = (q, k, v, k, v, made[0].transpose(1, 2))  # [1, heads, tokens, dims]
+                for name, tensor in zip((QUERY, *NEW, *READ, OUTPUT), tensors, strict=True):
+                    kept[f"{name}{layer.layer_idx}"] = tensor[0].transpose(0, 1)
+                return made
+
+            return attention
+
+        self.forget()
+        try:
+            for module, compute in plain.items():
+                vars(module)[eager] = watched(compute)
+            self.log_probabilities(ids)
+        finally:
+            for module, compute in plain.items():
+                vars(module)[eager] = compute
+        return kept
 
     def generate(self, ids: Sequence[int], most: int, ends: Collection[int] = ()) -> Iterator[tuple[int, Tensor]]:
         """Yield the tokens of the greedy answer to a prompt, with the log-probabilities, float64 [vocabulary], of each.

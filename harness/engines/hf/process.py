@@ -21,6 +21,8 @@ from assay.harness.engines.hf.model import Model
 from assay.harness.engines.inside.control import API_KEY, EVIDENCE
 from assay.harness.engines.inside.process_fingerprint import describe_process
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved
+from assay.harness.evidence.run_file import nonce_of_process
+from assay.harness.evidence.trace import TraceHeader, write_pass
 from assay.harness.fingerprint.folder_readings import beside_config, generation_of, settings_of
 from assay.harness.fingerprint.in_model import held_floats
 
@@ -44,7 +46,7 @@ class Served:
         """Answer a POST request. Raises KeyError for an unknown path."""
         known: Mapping[str, Callable[[_Body], Any]] = {
             "/v1/chat/completions": self._chat, "/tokenize": self._tokenize, "/generate": self._generate, "/score": self._score,
-            "/flush": lambda _: self.model.forget(), "/fingerprint": self._write,
+            "/flush": lambda _: self.model.forget(), "/fingerprint": self._write, "/trace": self._trace,
         }  # fmt: skip
         return known[path](body)
 
@@ -73,6 +75,14 @@ class Served:
 
     def _write(self, body: _Body) -> dict[str, Any]:
         OF_PROCESS.write(Path(os.environ[EVIDENCE]), self.describe(), process=f"{body['label']}-0000")
+        return {}
+
+    def _trace(self, body: _Body) -> dict[str, Any]:
+        ids, label = torch.tensor(body["ids"]), body["label"]
+        header = TraceHeader(run=nonce_of_process(), request=label, phase="extend", number=0, rank=0, ranks=1)
+        write_pass(
+            Path(os.environ[EVIDENCE]), label, ids, torch.arange(len(ids)), self.model.trace(body["ids"]), header
+        )
         return {}
 
     def _ids_of(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> list[int]:

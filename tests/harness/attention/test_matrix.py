@@ -474,6 +474,7 @@ def test_each_value_of_a_feature_meets_each_dtype_head_dim_number_of_heads_and_l
     assert {"80", "96", "192", "256"} <= {one["head_dim"] for one in asking}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("phase", ["extend", "decode"])
 def test_two_features_are_asked_for_together_where_each_changes_the_output(phase: str) -> None:
     """A kernel that leaves out one of two features where the other is asked for is wrong by far."""

@@ -100,25 +100,25 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert check(sage_attn, cases=few).exit_code == ExitCode.PASS
 
 
+@pytest.mark.slow  # fast: test_a_condition_is_tried_from_recorded_shapes_where_the_kernel_can_be_asked
 @pytest.mark.parametrize(
     ("holds", "where"),
     [
-        pytest.param(lambda call: call.q.shape[2] >= 128, "head_dim >= 128", id="head_dim", marks=pytest.mark.slow),
+        pytest.param(lambda call: call.q.shape[2] >= 128, "head_dim >= 128", id="head_dim"),
         pytest.param(lambda call: call.q.dtype == torch.bfloat16, "dtype is bfloat16", id="dtype"),
         pytest.param(
             lambda call: any(call.prefixes) and not all(call.prefixes),
             "some of the batch's sequences have a cached prefix",
             id="mixed batches",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(lambda call: call.k.shape[1] == 1, "there is one kv head", id="heads", marks=pytest.mark.slow),
+        pytest.param(lambda call: call.k.shape[1] == 1, "there is one kv head", id="heads"),
     ],
 )
 @pytest.mark.parametrize(
     ("wrong", "kind"),
     [
         pytest.param(TOP_LEFT, "mask-top-left", id="known"),
-        pytest.param(lambda call: rounded_oracle(call).flip(-1), UNEXPLAINED, id="unknown", marks=pytest.mark.slow),
+        pytest.param(lambda call: rounded_oracle(call).flip(-1), UNEXPLAINED, id="unknown"),
     ],
 )
 def test_a_bug_under_one_condition_is_reported_with_it(
@@ -133,6 +133,7 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     assert kinds(result) == [kind]
 
 
+@pytest.mark.slow  # fast: test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault
 def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
     def raises(call: AttentionCall) -> Tensor:
         if call.q.shape[2] == 128:
@@ -167,7 +168,7 @@ def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Ex
     assert check(declares(head_dims=(64, 80))(plain), **half).verdict == asked.verdict
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # fast: test_a_condition_is_found_and_holds_on_calls_that_were_drawn_for_it
 @pytest.mark.parametrize(
     ("holds", "where"),
     [
@@ -228,6 +229,7 @@ def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
         check(halves, dtypes=["float32"])
 
 
+@pytest.mark.slow  # fast: test_what_was_not_computed_is_no_pass
 def test_a_kernel_that_refuses_a_few_calls_passes() -> None:
     def numbers(call: AttentionCall) -> tuple[float, list[int]]:
         return call.q.double().sum().item(), call.lens_k
@@ -283,6 +285,7 @@ def test_only_phases_that_are_declared_are_needed() -> None:
     assert asked.missing == ("no decode call was computed (the kernel declares extend only)",)
 
 
+@pytest.mark.slow  # fast: test_a_fault_is_named_and_pinned_to_its_layer_and_head
 def test_a_finding_names_no_layer_that_is_right() -> None:
     def scaled_by_layer(call: AttentionCall) -> Tensor:
         return rounded_oracle(call.with_spec(scale=call.scale / (call.layer + 1)))
@@ -340,6 +343,7 @@ def test_a_kernel_that_becomes_wrong_after_many_runs_is_wrong(how: str) -> None:
     assert "in its run 701" in result.findings[0].diagnosis
 
 
+@pytest.mark.slow  # fast: test_a_declared_quantisation_that_did_not_run_is_a_finding
 def test_noise_is_excused_only_where_it_is_declared() -> None:
     def coarse(call: AttentionCall) -> Tensor:
         return honest_outputs(call, FAMILIES["int8_kv"], members=1)[0].to(call.q.dtype)
@@ -392,6 +396,7 @@ def test_one_smallest_call_is_named_everywhere_and_the_test_has_the_words_of_the
     assert "torch.tensor(" not in result.test, "its data come from a seed"
 
 
+@pytest.mark.slow  # fast: test_the_test_is_a_file_that_fails_and_a_right_kernel_has_none
 def test_data_that_are_not_normal_come_from_a_seed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clamping.py").write_text(
         "from dataclasses import replace\nfrom assay import oracle\n\ndef forward(call):\n"

@@ -88,6 +88,7 @@ def stored(*forms: str, kernel: Kernel = rounded_oracle, every: int = 8) -> Kern
     return check(declaring(kernel, *features), cases=asking(*features, every=every), read_out=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "forms", [("e4m3 per tensor",), ("e4m3 per tensor", "e4m3 per head"), ("int8 per tensor", "int8 per token")]
 )
@@ -155,6 +156,7 @@ def test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_c
     assert "asked for" not in cases()[0].condition
 
 
+@pytest.mark.slow  # fast: test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_cost
 def test_an_engines_backend_is_checked_on_plain_attention_though_it_takes_whatever_a_layer_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,6 +175,7 @@ def latent(call: AttentionCall) -> Tensor:
     return rounded_oracle(replace(call, v=call.k[..., :512]))
 
 
+@pytest.mark.slow  # fast: test_latent_attention_meets_as_many_heads_as_deepseek_has
 def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_computes_nothing_else() -> None:
     only = declares(features=("mla", "stored_kv"), head_dims=(576,), head_dims_v=(512,))(latent)
     made = cases(declared=declaration(only), head_dims=(576,), dtypes=[torch.bfloat16])

@@ -46,6 +46,7 @@ def layers(calls: list[AttentionCall] | None) -> list[int]:
     return [call.layer for call in calls]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("holds", "needed"),
     [
@@ -73,6 +74,7 @@ def test_chance_is_not_state() -> None:
         _sequence(fresh(coin), LAST, CALLS[:-1], 64)
 
 
+@pytest.mark.slow  # fast: test_the_calls_that_must_come_before
 def test_both_calls_are_made_smaller_and_the_last_stays_right_alone() -> None:
     def grown(seen: list[AttentionCall]) -> bool:
         return len(seen) > 1 and seen[0].k.shape[0] > 20 >= seen[-1].k.shape[0]
@@ -109,7 +111,7 @@ def raises(call):
 FEW = {"phases": ["decode"], "dtypes": ["float32"], "head_dims": [64], "read_out": 0}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # fast: test_the_test_is_a_file_that_fails_and_a_right_kernel_has_none
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -144,6 +146,7 @@ def test_a_kernel_that_no_process_can_import_is_said_to_be_untried() -> None:
     assert not result.test
 
 
+@pytest.mark.slow  # fast: test_nothing_is_said_of_a_kernel_that_keeps_state
 def test_no_condition_is_said_of_calls_that_are_right_at_first_and_wrong_later() -> None:
     long_before = halved_where(lambda seen: len(seen) > 30 and max(seen[-1].prefixes) >= 40)
     result = check_here(long_before, phases=["decode"], dtypes=["float32"], head_dims=[64], read_out=20)

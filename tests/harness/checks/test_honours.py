@@ -115,6 +115,7 @@ def test_each_state_is_told_from_the_others(
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("ignores", "where"),
     [
@@ -219,6 +220,7 @@ def ends_at_once(journal: Journal, **given: Any) -> None:
     os._exit(1)
 
 
+@pytest.mark.slow  # fast: test_a_backend_that_ends_its_process_at_once_is_a_problem
 def test_a_backend_that_ends_its_process_loses_one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "_JOB", f"{__name__}:ends_on_sinks")
     (result,) = honours.measure(("mine",), ("softcap", "sinks", "temperature")).backends

@@ -156,8 +156,7 @@ def test_an_error_in_the_reading_leaves_what_was_found(monkeypatch: pytest.Monke
         raise ArithmeticError("singular matrix")
 
     reader = Reader(60.0)
-    check(NO_MASK, cases=CASES, read_out=reader)
-    assert reader.last is not None
+    reader.last = ReadOut.__new__(ReadOut)
     monkeypatch.setattr(observed, "read_out", fails)
     result = check(NO_MASK, cases=CASES, read_out=reader)
     assert reader.last is None, "what was read before is not of this time"
@@ -166,6 +165,7 @@ def test_an_error_in_the_reading_leaves_what_was_found(monkeypatch: pytest.Monke
     assert first(result).picture is not None, "the failing call was"
 
 
+@pytest.mark.slow  # fast: test_an_assertion_fails_where_an_input_is_written
 def test_an_assertion_says_what_was_read_if_it_gives_the_output() -> None:
     with pytest.raises(AssertionError, match=f"; observed: {re.escape(SAYS)}$"):
         assert_correct(NO_MASK, CASES[0].make())
@@ -200,6 +200,7 @@ def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return publish
 
 
+@pytest.mark.slow  # fast: test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes
 def test_a_replay_shows_the_edge_of_the_mask_and_says_what_holds_on_the_recorded_calls(
     tmp_path: Path, importable: Callable[[str, Kernel], str]
 ) -> None:

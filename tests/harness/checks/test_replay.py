@@ -104,6 +104,7 @@ def forward(call):
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("served", [False, True])
 def test_a_condition_is_tried_from_recorded_shapes_where_the_kernel_can_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: bool

@@ -39,7 +39,9 @@ def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
 
-@pytest.mark.parametrize(("kernel", "code"), [("right", 0), ("wrong", 1), ("refuses", 3)])
+@pytest.mark.parametrize(
+    ("kernel", "code"), [*(pytest.param(*one, marks=pytest.mark.slow) for one in (("right", 0), ("wrong", 1))), ("refuses", 3)]
+)
 def test_exit_codes(call: Callable[..., int], kernel: str, code: int) -> None:
     some = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-", "--read-out", "0")
     assert call(f"checked_kernels:{kernel}", *some) == code

@@ -116,6 +116,7 @@ def test_sys_exit_where_no_guard_expects_it_does_not_pass(assay: Run, tmp_path: 
     assert NO_VERDICT.format("raised SystemExit: 0") in done.stderr
 
 
+@pytest.mark.slow  # fast: test_ctrl_c_does_not_wait_for_the_kernel
 def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "ending_kernels.py").write_text(KERNELS)
     command = [sys.executable, "-m", "assay", "check", "ending_kernels:hangs_when_it_is_read", *SOME]

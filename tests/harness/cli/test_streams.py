@@ -74,6 +74,7 @@ def test_streams_that_were_never_open_leave_the_exit_code(tmp_path: Path, closin
     assert subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode == code, arguments
 
 
+@pytest.mark.slow  # fast: test_a_pipe_that_is_closed_leaves_the_exit_code
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_output_that_cannot_be_written_is_no_verdict_and_says_so(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:

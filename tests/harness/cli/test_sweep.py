@@ -43,6 +43,7 @@ def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: st
     assert {"run": "margin", "check": "head_dim", "replay": "pack", "bench": "latency_bound"}[command] in options
 
 
+@pytest.mark.slow  # fast: drivers/sweep/test_run.py
 def test_cells_are_shown_before_they_run_and_an_error_hides_nothing(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

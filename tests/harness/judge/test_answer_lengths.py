@@ -84,6 +84,7 @@ def test_questions_of_one_passage_count_once() -> None:
     assert not shared.beyond
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("true", "called"), [(1.05, False), (1.3, True), (0.7, True)])
 def test_simulated_lengths(true: float, called: bool) -> None:
     """Of sets of 200 skewed lengths, those with a ratio on the bound are not called, and those far beyond it are."""

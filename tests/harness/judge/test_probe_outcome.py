@@ -82,6 +82,7 @@ def noisy(arm_records: ModuleType, rng: Any, flips: float, flip: float, wrong: f
     return cast("ProbePass", arm_records.arm("batch").model_copy(update={"replies": tuple(replies)}))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("flips", "flip"), [(0.0, 0.0), (0.02, 0.15), (0.01, 0.4)], ids=["dense", "experts", "far experts"])
 def test_an_honest_arm_seldom_differs_in_half_precision_and_a_probe_that_is_wrong_does(
     arm_records: ModuleType, flips: float, flip: float

@@ -46,7 +46,7 @@ EXTEND, DECODE = Place(Shape("extend", ((150, 213),)), 0), Place(Shape("decode",
 BEHIND = Place(Shape("extend", ((40, 30), (9, 50), (0, 3), (150, 213)), (8, 2), 128, torch.bfloat16), 3)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("wrong", "place", "said"),
     [
@@ -170,7 +170,7 @@ def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
     assert not lab.repeats()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wrong", "said", "part"),
     [
@@ -240,6 +240,7 @@ def test_a_limit_that_no_call_can_reach_is_the_roundest() -> None:
     assert points.plainest(rules(points)[0]) == (Property(feature="n", kind="<=", values=(63.0,)),)
 
 
+@pytest.mark.slow  # fast: test_a_condition_is_found_and_holds_on_calls_that_were_drawn_for_it
 def test_where_no_rule_holds_on_all_calls_the_heads_and_dtype_of_the_base_are_held() -> None:
     def wrong(call: AttentionCall, b: int, new: int, prefix: int) -> bool:
         odd = (call.q.shape[1] * 7 + call.q.shape[2] // 16 * 5 + call.layer) % 3
@@ -285,7 +286,7 @@ def stores_whole_tiles(call: AttentionCall) -> Tensor:
 RAISED = "raised RuntimeError (test_experiment.py, line {}, in raises_in_batches)"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "fault", "place", "said"),
     [

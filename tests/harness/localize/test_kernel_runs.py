@@ -128,7 +128,7 @@ def zeroed(out: Tensor, rows: list[int], heads: slice = slice(None)) -> Tensor:
     return out
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # fast: test_a_wrong_query_of_a_quantised_kernel_is_out_of_bounds
 @pytest.mark.parametrize(("rows", "heads"), [([525, 976, 1535], slice(None)), ([976], slice(1, 2))])
 def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads: slice) -> None:
     right = rounded_oracle(LONG)

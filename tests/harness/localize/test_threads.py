@@ -30,8 +30,8 @@ def two_threads() -> object:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.few(1)
 @pytest.mark.parametrize(("set_by_user", "of_kernel"), [("2", 2), ("", 1)])
 def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
     set_by_user: str, of_kernel: int, monkeypatch: pytest.MonkeyPatch

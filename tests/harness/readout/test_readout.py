@@ -96,6 +96,7 @@ def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> N
 # Kernels that hardly answer
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("error", "why"), [(ValueError("no"), "ValueError"), (SystemExit(3), "SystemExit")])
 def test_a_kernel_that_no_longer_answers_is_read_from_its_outputs_alone(error: BaseException, why: str) -> None:
     given = results(head_lost_in_decode)
@@ -131,7 +132,7 @@ def one_key_more(one: Request) -> Request:
     return replace(one, visible=(key <= position) & (key > position - one.mask.window - 1))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # fast: test_a_fault_is_read_off_in_one_sentence
 @pytest.mark.parametrize(("kernel", "asked", "sentence"), [
     (by_sequence(one_key_more), ("window 16", "window 40"), "query i also sees key p - the window"),
     (by_sequence(lambda one: replace(one, spec=replace(one.spec, sinks=()))), ("sinks near 4",),

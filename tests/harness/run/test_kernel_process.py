@@ -163,6 +163,7 @@ def test_a_kernel_is_examined_in_a_process_of_its_own(opened: Callable[..., Open
     assert (folder.path / "matrix.json").read_bytes() == before, "nothing is done twice"
 
 
+@pytest.mark.slow  # fast: test_a_kernel_is_examined_in_a_process_of_its_own
 @pytest.mark.parametrize(
     ("setting", "wrong"),
     [

@@ -81,6 +81,7 @@ def test_another_dtype_of_the_activations_is_measured(run: Any) -> None:
     assert made.mean == pytest.approx(4.6e-4, rel=0.5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("finer", [0, 1], ids=["the reference's", "the candidate's"])
 def test_weights_in_fewer_bits_are_rounded_from_those_with_more(
     run: Any, tmp_path_factory: pytest.TempPathFactory, finer: int

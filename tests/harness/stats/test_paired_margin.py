@@ -15,6 +15,7 @@ def probability(lost: int, gained: int, n: int, p_lost: float, p_gained: float) 
     return ways * p_lost**lost * p_gained**gained * (1 - p_lost - p_gained) ** rest
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n", "margin", "alpha"), [(24, 0.1, 0.05), (20, 0.2, 0.1), (20, 0.02, 0.05)])
 def test_a_candidate_that_loses_the_margin_passes_no_more_often_than_alpha(n: int, margin: float, alpha: float) -> None:
     passing = [

@@ -177,11 +177,13 @@ def test_autocorrelated_ratios_prove_less() -> None:
     assert _p_at_most(rising, 0.5) < 0.001
 
 
+@pytest.mark.slow  # fast: test_identical_servers_raise_no_alarm_and_a_slow_one_does
 def test_equal_servers_of_which_one_is_slow_for_a_while_are_seldom_called_unequal(rng: np.random.Generator) -> None:
     alarms = [decide_ratios([(lasting(rng, 65, 10), logs_of(1.0))], 1.0, 0.05)[0].verdict for _ in range(200)]
     assert alarms.count("regression") / 200 <= 0.05  # 0.18 as if independent
 
 
+@pytest.mark.slow  # fast: test_identical_servers_raise_no_alarm_and_a_slow_one_does
 def test_equal_servers_are_seldom_called_unequal_in_any_of_several_loads(rng: np.random.Generator) -> None:
     def alarm() -> bool:
         loads = []

@@ -230,7 +230,7 @@ def test_a_wrong_function_is_named_and_its_test_calls_it(name: str, said: str) -
     assert f"KERNEL = {name!r}" in result.test
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # fast: test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong
 @pytest.mark.parametrize(
     ("name", "feature"),
     [
@@ -467,7 +467,7 @@ def sdpa_in_python(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=F
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # fast: test_sdpa_passes_a_check_of_some_calls
 @pytest.mark.parametrize("name", [FORK, "signatures:flash_attn_2", "signatures:flash_attn_4"])
 def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passes(name: str) -> None:
     declared = declaration(kernels.load(name))
@@ -481,7 +481,7 @@ def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passe
 PAGES = {FORK: (16, 32), "signatures:flash_attn_2": (256, 512), "signatures:flash_attn_4": (128, 64)}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # fast: test_a_function_of_one_size_of_pages_gets_it_and_the_others_are_a_gap
 @pytest.mark.parametrize("name", PAGES)
 def test_a_function_meets_each_size_of_pages_that_it_takes_and_one_that_it_refuses_is_a_gap(
     name: str, failing_cases: FailingCases
@@ -524,6 +524,7 @@ def test_parameters_that_no_call_passes_are_listed_as_not_covered() -> None:
     assert gap.why == "no call passes them"
 
 
+@pytest.mark.slow  # fast: test_a_function_of_one_size_of_pages_gets_it_and_the_others_are_a_gap
 def test_a_way_that_a_function_says_it_lacks_is_a_gap_and_not_a_fault() -> None:
     def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, block_table=None):  # type: ignore[no-untyped-def]
         assert block_table is None, "paged KV not supported on SM 8.0"

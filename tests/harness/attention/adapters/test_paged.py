@@ -69,6 +69,7 @@ def checked(function: Any, step: int) -> KernelResult:
     return check(kernel, cases=some_cases(kernel, step), calls=0, read_out=0, repeats=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("function", "phases"), [(plain, 1), (as_flash_attention, 1), (as_vllm, 1), (packed, 2)])
 def test_a_right_function_plugs_in_by_the_names_of_its_parameters(function: Kernel, phases: int) -> None:
     assert len(declaration(kernels.taking_calls("mine", function)).phases) == phases

@@ -50,6 +50,23 @@ def test_a_kept_prefix_changes_no_score_of_another_family(family: str) -> None:
     assert model.contradictions() == []
 
 
+@pytest.mark.parametrize("family", ["tiny", "tiny-gemma2", "tiny-deepseek-v2"])
+def test_a_trace_has_what_attention_reads_and_returns_in_each_layer(family: str) -> None:
+    model = Model(resolve_model(family, ()))
+    cold, kept = model.log_probabilities(IDS)[0], model.trace(IDS)
+    layers = range(model.network.config.num_hidden_layers)
+    assert {name.partition(".")[0] for name in kept} == {"q", "new_k", "new_v", "k", "v", "layer"}
+    assert {int(name.partition(".")[2]) for name in kept} == set(layers)
+    assert {len(tensor) for tensor in kept.values()} == {len(IDS)}
+    assert (model.log_probabilities(IDS)[0] - cold).abs().max() == 0, "nothing stays watched"
+    if family == "tiny":
+        q, k, v = (kept[f"{name}.0"] for name in "qkv")
+        k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * model.network.config.head_dim**-0.5
+        weights = (scores + torch.full_like(scores, -torch.inf).triu(1)).softmax(-1)
+        assert (torch.einsum("hqk,khd->qhd", weights, v) - kept["layer.0"]).abs().max() < 1e-5
+
+
 def test_an_answer_is_greedy_and_ends_with_a_token_that_ends_it(tiny: Model) -> None:
     made = list(tiny.generate(IDS, 5))
     assert [id_ for id_, scores in made] == [int(scores.argmax()) for _, scores in made]

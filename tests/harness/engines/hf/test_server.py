@@ -22,7 +22,7 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Item
 from assay.harness.fingerprint.parts import faults
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 PROMPT = draw_questions("builtin", 1).questions[0].prompt
 
 

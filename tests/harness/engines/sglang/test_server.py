@@ -29,7 +29,7 @@ from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Answer
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 ROOT = Path(__file__).parents[4]
 ServerPair = tuple[SGLangServer, SGLangServer]
 HEADER = "Facts, trades with: Jungal bawexn . Koven solfinn ."
@@ -133,7 +133,6 @@ def test_the_key_is_not_in_what_a_run_records(server_pair: ServerPair) -> None:
         assert all(key not in " ".join(process.cmdline()) for process in family(server))
 
 
-@pytest.mark.slow
 def test_stop_leaves_no_process_and_no_litter(own_server: SGLangServer) -> None:
     server = own_server
     processes = family(server)
@@ -152,7 +151,6 @@ def test_stop_leaves_no_process_and_no_litter(own_server: SGLangServer) -> None:
         server.check()
 
 
-@pytest.mark.slow
 def test_the_death_of_a_scheduler_is_seen_while_it_is_asked(own_server: SGLangServer) -> None:
     server = own_server
     processes = family(server)
@@ -175,7 +173,6 @@ def test_the_death_of_a_scheduler_is_seen_while_it_is_asked(own_server: SGLangSe
     assert not any(process.is_running() for process in processes[1:])
 
 
-@pytest.mark.slow
 def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     server = make(tmp_path, startup_timeout=1.0)
     with pytest.raises(EngineError, match="was not ready after 1 s"):
@@ -196,7 +193,6 @@ class ForeignHandler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.slow
 def test_another_server_on_the_port_is_not_mistaken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), ForeignHandler) as foreign:
         thread = threading.Thread(target=foreign.serve_forever, args=(0.05,))
@@ -213,7 +209,6 @@ def test_another_server_on_the_port_is_not_mistaken_for_ours(tmp_path: Path, mon
     assert server._process.exit_status is not None
 
 
-@pytest.mark.slow
 def test_killing_the_parent_with_sigkill_leaves_no_process_of_the_server(tmp_path: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, __file__, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL

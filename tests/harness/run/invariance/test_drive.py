@@ -59,7 +59,7 @@ def test_honest_servers_pass_with_every_feature_shown_to_be_on(compared: Compare
     assert result.partings == ()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("carriers", "bug"),
     [

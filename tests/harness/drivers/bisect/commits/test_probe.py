@@ -32,6 +32,7 @@ def run(tree: Path, kernel: str = "attn:forward", name_bug: bool = False) -> Mea
     return measure(spec, tree, tree.parent / "log", name_bug=name_bug, reproduce="again")
 
 
+@pytest.mark.slow  # fast: test_a_module_from_elsewhere_is_not_the_commits
 def test_a_kernel_is_measured_and_its_bug_named(tree: Path, histories: ModuleType) -> None:
     right = run(tree)
     assert (right.status, right.origin) == ("measured", "attn.py")
@@ -48,7 +49,7 @@ def test_a_kernel_is_measured_and_its_bug_named(tree: Path, histories: ModuleTyp
     assert not list(tree.rglob("*.pyc")), "bytecode of one commit would be used for another"
 
 
-@pytest.mark.slow  # fast: test_a_kernel_is_measured_and_its_bug_named, and a kernel that is killed
+@pytest.mark.slow  # fast: a kernel that is killed
 def test_a_kernel_that_does_not_survive_being_read_was_measured(tree: Path, histories: ModuleType) -> None:
     asked = {call.q.shape[0] for call in chosen_calls("", COUNT)}
     (tree / "attn.py").write_text(
@@ -98,7 +99,7 @@ def test_a_package_under_src_and_its_late_imports(tree: Path, tmp_path: Path) ->
     assert "came from" in stretched.reason
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("text", "status", "reason"),
     [
