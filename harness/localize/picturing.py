@@ -179,16 +179,36 @@ def _window(flags: _Flags, most: int) -> _Ints:
 
 
 def _keys_shown(cells: _Words, expected: Numbers) -> _Ints:
-    """Return the packed keys to show: from a few before the first of its own that changes, or the last that should be seen."""
+    """Return the packed keys to show: where most changes; if some weight comes from elsewhere too, half of them there."""
     keys = cells.shape[1]
     if keys <= MAX_KEYS:
         return np.arange(keys)
-    own, every = (np.asarray(np.isin(cells, signs).any(0)) for signs in ((UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT), WRONG))
-    if every.any():
-        return _window(own if own.any() else every, MAX_KEYS)
-    last = int(np.flatnonzero((expected > 0).any(0)).max(initial=0))
-    start = min(max(0, last + 1 + BEFORE - MAX_KEYS), keys - MAX_KEYS)
-    return np.arange(start, start + MAX_KEYS)
+    home, away = np.isin(cells, (UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT)), np.isin(cells, ELSEWHERE)
+    if not (home | away).any():  # the last keys that these queries should see
+        last = int(np.flatnonzero((expected > 0).any(0)).max(initial=0))
+        start = min(max(0, last + 1 + BEFORE - MAX_KEYS), keys - MAX_KEYS)
+        return np.arange(start, start + MAX_KEYS)
+    if home.any() and away.any():
+        both = np.union1d(
+            _where_most_changes(home, cells, MAX_KEYS // 2), _where_most_changes(away, cells, MAX_KEYS // 2)
+        )
+        if len(both) == MAX_KEYS:
+            return both
+    return _where_most_changes(np.isin(cells, WRONG), cells, MAX_KEYS)
+
+
+def _where_most_changes(flags: _Flags, cells: _Words, count: int) -> _Ints:
+    """Return `count` consecutive keys with the most borders between flagged and other keys, or else the first flagged ones."""
+    # A border with a correctly weighed key counts twice: it says more than one with a key that should have no weight.
+    border = flags[:, 1:] != flags[:, :-1]
+    same = (cells[:, 1:] == SAME) | (cells[:, :-1] == SAME)
+    borders = np.concatenate([[0], np.cumsum((border * (1 + same)).sum(0))])
+    inside = borders[count - 1 :] - borders[: len(borders) - count + 1]
+    if not inside.any():
+        return _window(np.asarray(flags.any(0)), count)
+    best = np.flatnonzero(inside == inside.max())
+    start = int(best[len(best) // 2])
+    return np.arange(start, start + count)
 
 
 def _picture(
