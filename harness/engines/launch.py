@@ -6,24 +6,28 @@
 from __future__ import annotations
 
 import getpass
+import json
+import os
 import shlex
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from assay.harness.backend import Backend
 from assay.harness.engines import registry
 from assay.harness.engines.environments import python_path
 from assay.harness.engines.inside.control import DELEGATE, EVIDENCE, KERNEL
-from assay.harness.errors import UsageError
+from assay.harness.errors import EngineError, UsageError
 from assay.harness.sides import Device, Engine, Role, hide, hide_flags, profile_of
 
 HOST = "127.0.0.1"
 """The address on which servers listen."""
 # Environment variables that assay extends, whoever sets them.
 _EXTENDED = ("PYTHONPATH", "no_proxy", "NO_PROXY")
+_RESOLVING_TIMEOUT_S = 300.0
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -141,6 +145,40 @@ def common_settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, s
         # One thread per server: the tiny model gains nothing from more, and the threads of two servers would compete for cores.
         ours |= {"TRITON_INTERPRET": "1", **dict.fromkeys(_THREAD_COUNTS, "1")}
     return ours
+
+
+def resolved(launch: Launch, module: str) -> dict[str, Any]:
+    """Resolve a launch's command line with the engine's own parser, in a process that starts no server.
+
+    Args:
+        module: prints the arguments as JSON on the last line of its output, given the server's flags (``python -m``).
+
+    Raises:
+        EngineError: the engine refuses the command line, or does not answer in time.
+    """
+    own = launching(launch.engine)
+    argv = own.command(launch, 1, "assay")
+    argv[argv.index("-m") + 1] = module
+    environment = {**os.environ, **own.settings(launch, os.environ)}
+    try:
+        done = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=_RESOLVING_TIMEOUT_S, stdin=subprocess.DEVNULL,
+            check=False,
+        )  # fmt: skip
+        arguments: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return arguments
+    except (subprocess.TimeoutExpired, OSError, IndexError, ValueError) as error:
+        last = [str(error)]
+        if isinstance(error, (IndexError, ValueError)):
+            said = done.stderr.strip().splitlines()
+            raised = [at for at, line in enumerate(said) if line.partition(":")[0].endswith("Error")]
+            last = said[raised[-1] :] if raised else said[-1:]
+        title = profile_of(launch.engine).title
+        raise EngineError(
+            f"{title} does not resolve the command line of the {launch.role} ({launch.backend}): {' '.join(last)}.",
+            f"flags that this version of {title} has, with values that it accepts",
+            f"correct --engine-arg, --{launch.role}-arg or --{launch.role}-with",
+        ) from None
 
 
 def with_extra(launch: Launch, ours: Mapping[str, str]) -> dict[str, str]:

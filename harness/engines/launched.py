@@ -6,6 +6,7 @@ scored, and how its cache is emptied.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -108,11 +109,14 @@ class LaunchedServer(Engine):
         client = self._client()
         self._wait_until_ready(client, self._process, started)
         self.startup_s = time.monotonic() - started
-        version, self._arguments = self._told(client)
+        version, told = self._told(client)
+        self._arguments = json.loads(
+            json.dumps(told).replace(self._key, "***")
+        )  # a command line, or variables, have the key too
         self.label = engine_label(self.kind, version, self.launch.device)
 
     def _told(self, client: Client) -> tuple[str, dict[str, Any]]:
-        """Ask a server that is ready for its version and its arguments, without its key."""
+        """Ask a server that is ready for its version and its arguments."""
         raise NotImplementedError
 
     def _wait_until_ready(self, client: Client, process: ServerProcess, started: float) -> None:

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import torch
 
+from assay.harness.attention.call import Kernel
+from assay.harness.attention.declaration import Declaration, declaration
+from assay.harness.attention.kernels import title
+from assay.harness.conditions import PHASES
 from assay.harness.engines.inside.graph_counts import GraphCounts, capturing, compilable, count_call
 from assay.harness.evidence.counters import (
     ADMISSIONS,
@@ -75,6 +79,26 @@ def replays(folder: Path) -> Callable[[str, int], None]:
         for phase in ("prefill", "decode")
     }
     return lambda phase, requests: file.add(rows[phase], min(requests, TABLE_LAYERS - 1))
+
+
+def rows_of(backend: str, name: str = "", kernel: Kernel | None = None, device: str = "cpu") -> dict[str, CounterRow]:
+    """Return who computes each phase, as a counter names it: a backend, or in the phases that it declares a kernel in its place.
+
+    Args:
+        name: the kernel's name.
+        device: torch device type of the model.
+    """
+    declared = declaration(kernel) if kernel else Declaration(())
+    # A kernel without a package counts as plain PyTorch, which the interpreter does not touch.
+    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and bool(declared.package)
+    rows = {
+        phase: CounterRow(backend=backend, kernel=backend, phase=phase, cached_prefix=False, delegated_by=name)
+        for phase in PHASES
+    }
+    if kernel is None:
+        return rows
+    own = {"backend": name, "kernel": title(name, kernel, interpreted), "delegated_by": "", "interpreted": interpreted}
+    return rows | {phase: rows[phase].model_copy(update=own) for phase in declared.phases}
 
 
 class Meter:

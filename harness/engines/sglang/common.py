@@ -11,22 +11,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from assay.harness.engines.arguments import ABSENT
-from assay.harness.engines.launch import Launch
-from assay.harness.engines.sglang import launch as launching
+from assay.harness.engines.launch import Launch, resolved
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EngineError
 from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.sides import ROLES, Role
 
 _RESOLVER = "assay.harness.engines.sglang.common"
-_TIMEOUT_S = 300.0
 # Most rounds of resolving: a flag may change what SGLang derives from it.
 _ROUNDS = 3
 
@@ -114,38 +111,8 @@ def agree(
 
 
 def resolved_arguments(launch: Launch) -> dict[str, Any]:
-    """Resolve a launch's command line with SGLang's own parser, in a process that starts no server.
-
-    Raises:
-        EngineError: it refuses the command line, or does not answer in time.
-    """
-    argv = launching.command(launch, 1, "assay")
-    module = argv.index("-m") + 1
-    argv[module] = _RESOLVER
-    environment = {**os.environ, **launching.settings(launch, os.environ)}
-    try:
-        done = subprocess.run(
-            argv,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        resolved: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return resolved
-    except (subprocess.TimeoutExpired, OSError, IndexError, ValueError) as error:
-        last = [str(error)]
-        if isinstance(error, (IndexError, ValueError)):
-            said = done.stderr.strip().splitlines()
-            raised = [at for at, line in enumerate(said) if line.partition(":")[0].endswith("Error")]
-            last = said[raised[-1] :] if raised else said[-1:]
-        raise EngineError(
-            f"SGLang does not resolve the command line of the {launch.role} ({launch.backend}): {' '.join(last)}.",
-            "flags that this version of SGLang has, with values that it accepts",
-            f"correct --engine-arg, --{launch.role}-arg or --{launch.role}-with",
-        ) from None
+    """Resolve a launch's command line. Raises EngineError if SGLang refuses it, or does not answer in time."""
+    return resolved(launch, _RESOLVER)
 
 
 def _resolved(flags: list[str]) -> dict[str, Any]:

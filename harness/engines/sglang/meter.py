@@ -15,29 +15,21 @@ from assay.harness.attention.declaration import Declaration
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.kernel_tracer import kernel_tracer
-from assay.harness.engines.inside.meter import Meter, admissions, replays
+from assay.harness.engines.inside.meter import Meter, admissions, replays, rows_of
 from assay.harness.engines.sglang.graph_passes import served_batch, watch_graphs
 from assay.harness.engines.sglang.kv_pool import layer_number
-from assay.harness.evidence.counters import CounterRow
 
 
 def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
     """Count every attention call of an SGLang backend object, by its name, from now on, and return the object.
 
-    ``serve_kernel`` sets `backend.assay_titles`, `backend.assay_delegates` and `backend.assay_interpreted`: the kernel's title, the
-    delegated phases, and whether Triton's interpreter runs it. For SGLang's own backends the kernel's title is the backend's name.
+    ``serve_kernel`` sets `backend.assay_rows`: who computes each phase.
     """
-    titles = getattr(backend, "assay_titles", {"extend": name, "decode": name})
-    delegates, interpreted = getattr(backend, "assay_delegates", {}), getattr(backend, "assay_interpreted", False)
+    rows = getattr(backend, "assay_rows", None) or rows_of(name)
     tracer, noted = kernel_tracer(folder), admissions(folder)
 
     def counted(phase: str, forward: Any) -> Any:
-        delegate = delegates.get(phase, "")
-        kind = CounterRow(
-            backend=delegate or name, kernel=titles[phase], phase=phase, cached_prefix=False,
-            delegated_by=name if delegate else "", interpreted=interpreted and not delegate,
-        )  # fmt: skip
-        calls = Meter(folder, kind, device)
+        calls = Meter(folder, rows[phase], device)
 
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():

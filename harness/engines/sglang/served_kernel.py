@@ -10,7 +10,6 @@ or that the contract cannot express (cross attention, speculative trees), it rai
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from torch import Tensor
@@ -18,10 +17,11 @@ from torch import Tensor
 from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.attention.declaration import declaration
-from assay.harness.attention.kernels import run_kernel, title
+from assay.harness.attention.kernels import run_kernel
 from assay.harness.backend import Backend
 from assay.harness.conditions import PHASES
 from assay.harness.engines.inside.candidates import Candidate, Computes, KernelCandidate, LazyCandidate
+from assay.harness.engines.inside.meter import rows_of
 from assay.harness.engines.inside.observed_call import ObservedCall
 from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, spec_of
@@ -47,13 +47,7 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
     pages = Pages(runner)
     for phase in declared.phases:
         setattr(backend, f"forward_{phase}", _forward(phase, name, kernel, pages))
-    # A kernel without a package counts as plain PyTorch, which the interpreter does not touch.
-    on_cpu = os.environ.get("TRITON_INTERPRET") == "1" and str(runner.device) == "cpu"
-    backend.assay_declared = declared
-    backend.assay_interpreted = on_cpu and bool(declared.package)
-    own = title(name, kernel, backend.assay_interpreted)
-    backend.assay_titles = {phase: own if phase in declared.phases else delegate for phase in ("extend", "decode")}
-    backend.assay_delegates = {phase: delegate for phase in ("extend", "decode") if phase not in declared.phases}
+    backend.assay_declared, backend.assay_rows = declared, rows_of(delegate, name, kernel, str(runner.device))
     return backend
 
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.declaration import Declaration
-from assay.harness.conditions import PHASES
 from assay.harness.engines.inside.attachment import Attachment, attachment_of
 from assay.harness.engines.inside.control import FAULTS, KERNEL, RECORD, SHADOW, TRACE
 from assay.harness.engines.inside.kernel_tracer import KernelTracer, kernel_tracer
+from assay.harness.engines.inside.meter import rows_of
 from assay.harness.engines.vllm.arguments import limits_of
 from assay.harness.engines.vllm.engine_call import Part, ServedPass, VLLMCall, kind_of, layer_number
 from assay.harness.engines.vllm.latents import LatentCall, keys_and_values, makes_keys
-from assay.harness.engines.vllm.meter import Served, counter, note_served
+from assay.harness.engines.vllm.meter import counter, note_served
 from assay.harness.engines.vllm.served_kernel import ServedKernel, make_candidate, served_kernel
 
 
@@ -42,7 +42,7 @@ def observe_runner(runner: Any, folder: Path) -> None:
         UsageError: the pack's folder holds something else.
     """
     device = str(runner.device)
-    kernel = served_kernel(os.environ.get(KERNEL, ""), device.partition(":")[0])
+    kernel = served_kernel(os.environ.get(KERNEL, ""))
     tracer, execute = kernel_tracer(folder), runner.execute_model
     wanted = any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS))
     layers = [layer for layer in runner.compilation_config.static_forward_context.values() if hasattr(layer, "impl")]
@@ -62,7 +62,7 @@ def observe_runner(runner: Any, folder: Path) -> None:
     runner.execute_model = watched
     for layer in layers:
         name = layer.attn_backend.get_name()
-        by_phase = kernel.by_phase(name) if kernel else dict.fromkeys(PHASES, Served(name, name))
+        by_phase = rows_of(name, kernel.name, kernel.kernel, device) if kernel else rows_of(name)
         note_served(layer, by_phase)
         observed.observe(layer, name, counter(folder, by_phase, device))
 

@@ -6,7 +6,6 @@ A call that holds sequences of both phases counts once in each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,7 @@ from assay.harness.engines.vllm.engine_call import Part
 from assay.harness.evidence.counters import CounterRow
 
 
-@dataclass(frozen=True)
-class Served:
-    """Who computes the calls of a backend in a phase.
-
-    Attributes:
-        backend: name of the backend that computes it.
-        kernel: title of its kernel.
-        delegated_by: the kernel that does not declare the phase, or an empty string.
-        interpreted: whether Triton's interpreter runs it.
-    """
-
-    backend: str
-    kernel: str
-    delegated_by: str = ""
-    interpreted: bool = False
-
-
-def note_served(layer: Any, by_phase: Mapping[str, Served]) -> None:
+def note_served(layer: Any, by_phase: Mapping[str, CounterRow]) -> None:
     """Note on an attention layer who computes each phase, since vLLM's objects name its own backend where a kernel replaces it."""
     layer.assay_served = {phase: served.backend for phase, served in by_phase.items()}
 
@@ -47,12 +29,11 @@ def served_by(layer: Any) -> dict[str, str]:
 
 
 @cache
-def _meter(folder: Path, served: Served, phase: str, device: str) -> Meter:
-    kind = CounterRow(phase=phase, cached_prefix=False, **vars(served))
-    return Meter(folder, kind, device)
+def _meter(folder: Path, row: CounterRow, device: str) -> Meter:
+    return Meter(folder, row, device)
 
 
-def counter(folder: Path, by_phase: dict[str, Served], device: str) -> Callable[[int, Sequence[Part]], None]:
+def counter(folder: Path, by_phase: Mapping[str, CounterRow], device: str) -> Callable[[int, Sequence[Part]], None]:
     """Return a function that counts a call of a layer, by its number and its parts.
 
     Args:
@@ -60,7 +41,7 @@ def counter(folder: Path, by_phase: dict[str, Served], device: str) -> Callable[
         by_phase: who computes each phase.
         device: torch device of the model.
     """
-    meters = {phase: _meter(folder, by_phase[phase], phase, device) for phase in PHASES}
+    meters = {phase: _meter(folder, by_phase[phase], device) for phase in PHASES}
     noted = admissions(folder)
 
     def count(layer: int, parts: Sequence[Part]) -> None:

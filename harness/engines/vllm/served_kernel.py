@@ -9,7 +9,6 @@ the kernel does not declare, or that the contract cannot express, it raises: no 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,13 +18,12 @@ from torch import Tensor
 from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.attention.declaration import Declaration, declaration
-from assay.harness.attention.kernels import run_kernel, title
+from assay.harness.attention.kernels import run_kernel
 from assay.harness.backend import Backend
 from assay.harness.conditions import PHASES
 from assay.harness.engines.inside.candidates import Candidate, Computes, KernelCandidate, LazyCandidate
 from assay.harness.engines.inside.observed_call import ObservedCall
 from assay.harness.engines.vllm.engine_call import VLLMCall
-from assay.harness.engines.vllm.meter import Served
 
 
 @dataclass(frozen=True)
@@ -35,25 +33,15 @@ class ServedKernel:
     Attributes:
         name: its name.
         kernel: the function.
-        device: torch device type of the model.
     """
 
     name: str
     kernel: Kernel
-    device: str
 
     @cached_property
     def declared(self) -> Declaration:
         """Its declaration."""
         return declaration(self.kernel)
-
-    def by_phase(self, backend: str) -> dict[str, Served]:
-        """Return who computes each phase in the place of a backend of this name."""
-        # A kernel without a package counts as plain PyTorch, which the interpreter does not touch.
-        interpreted = self.device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and bool(self.declared.package)
-        own = Served(self.name, title(self.name, self.kernel, interpreted), interpreted=interpreted)
-        others = Served(backend, backend, delegated_by=self.name)
-        return {phase: own if phase in self.declared.phases else others for phase in PHASES}
 
     def run(self, call: VLLMCall) -> Tensor:
         """Compute the output of a part, [rows, q heads, head_dim].
@@ -64,7 +52,7 @@ class ServedKernel:
         return run_kernel(self.name, self.kernel, call.pack(self.name))
 
 
-def served_kernel(name: str, device: str) -> ServedKernel | None:
+def served_kernel(name: str) -> ServedKernel | None:
     """Return the kernel of this name, or None for an empty name, or for the name of a backend of vLLM.
 
     Raises:
@@ -72,7 +60,7 @@ def served_kernel(name: str, device: str) -> ServedKernel | None:
     """
     if not name or not Backend.parse(name).is_kernel:
         return None
-    return ServedKernel(name, kernels.load(name), device)
+    return ServedKernel(name, kernels.load(name))
 
 
 class _BackendCandidate:

@@ -6,17 +6,16 @@ is a failure here, and the guardian ends the whole process group (`assay.harness
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from assay.harness.engines.base import ProbeRequest
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
+from assay.harness.engines.launch import resolved
 from assay.harness.engines.launched import PROBE_TIMEOUT_S, LaunchedServer
 from assay.harness.engines.served_fingerprint import fingerprint_of
-from assay.harness.engines.vllm import probing
-from assay.harness.engines.vllm.resolving import resolved_arguments
+from assay.harness.engines.vllm import arguments, probing
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.probes import ProbeReply
 
@@ -31,13 +30,11 @@ class VLLMServer(LaunchedServer):
     parts = ("EngineCore", "Worker")
 
     def _told(self, client: Client) -> tuple[str, dict[str, Any]]:
-        info = client.json("GET", "/server_info?config_format=json", timeout_s=INFO_TIMEOUT_S)
-        told: dict[str, Any] = json.loads(json.dumps(info).replace(self._key, "***"))  # its variables have the key, too
         version = client.json("GET", "/version", timeout_s=INFO_TIMEOUT_S)
-        return str(version["version"]), told
+        return str(version["version"]), client.json("GET", "/server_info?config_format=json", timeout_s=INFO_TIMEOUT_S)
 
     def resolved_arguments(self) -> dict[str, Any]:
-        return resolved_arguments(self.launch)
+        return arguments.settled(resolved(self.launch, "assay.harness.engines.vllm.resolving"))
 
     def fingerprint(self) -> Fingerprint | None:
         ranks = int(self.arguments().get("parallel_config", {}).get("world_size") or 1)

@@ -9,7 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.declaration import declares
+from assay.harness.attention.kernels import title
+from assay.harness.engines.inside.meter import rows_of
 from assay.harness.engines.sglang.meter import meter
 from assay.harness.evidence.counters import read_counters
 
@@ -62,13 +67,20 @@ def test_a_pass_that_verifies_drafts_is_counted_and_is_no_prefill(tmp_path: Path
     assert (tmp_path / "admissions.jsonl").read_text() == ""
 
 
-def test_a_delegated_phase_is_counted_for_the_delegate(tmp_path: Path) -> None:
+def test_a_delegated_phase_is_counted_for_the_delegate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    @declares(("extend",), package="numpy")
+    def kernel(call: AttentionCall) -> Tensor:
+        return call.q
+
     inner = Backend()
-    inner.assay_titles = {"extend": "my kernel 1.0", "decode": "torch_native"}  # type: ignore[attr-defined]
-    inner.assay_delegates = {"decode": "torch_native"}  # type: ignore[attr-defined]
-    inner.assay_interpreted = True  # type: ignore[attr-defined]
+    inner.assay_rows = rows_of("torch_native", "mine", kernel)  # type: ignore[attr-defined]
     backend = meter(inner, "mine", tmp_path, "cpu")
     backend.forward_extend("q", 0, 0, layer(0), batch(["a"], [5], [0]))
     backend.forward_decode("q", 0, 0, layer(0), batch([], [], []))
     found = {(c.phase, c.backend, c.kernel, c.delegated_by, c.interpreted) for c in read_counters(tmp_path / "counters")}
-    assert found == {("extend", "mine", "my kernel 1.0", "", True), ("decode", "torch_native", "torch_native", "mine", False)}
+    assert found == {
+        ("extend", "mine", title("mine", kernel, True), "", True),
+        ("decode", "torch_native", "torch_native", "mine", False),
+    }
