@@ -123,17 +123,18 @@ def _reply(request: ProbeRequest, reply: Mapping[str, Any], pieces: int) -> Prob
             f"log-probabilities of {len(given)} tokens of a prompt of {meta['prompt_tokens']}, "
             f"not of the last {len(scored) + 1} of the {len(request.ids)} tokens that were sent"
         )
-    best = _by_id((meta.get("input_top_logprobs") or [])[1:])
+    best = (meta.get("input_top_logprobs") or [])[1:]
     if request.at:
-        rows = zip(best, _by_id(meta["input_token_ids_logprobs"][1:]), strict=True)
-        best = [{**listed, **asked, **listed} for listed, asked in rows]
+        best = [
+            [*listed, *asked, *listed] for listed, asked in zip(best, meta["input_token_ids_logprobs"][1:], strict=True)
+        ]
     written = [_of(token, entry, row) for token, entry, row in zip(ids, own, top, strict=True)]
     return ProbeReply(
         probe=request.probe,
         prompt_tokens=meta["prompt_tokens"],
         cached_tokens=meta.get("cached_tokens", 0),
         host_tokens=int((meta.get("cached_tokens_details") or {}).get("host") or 0),
-        prefill=scores(request.start + 1, scored, [entry[0] for entry in given[1:]], best),
+        prefill=scores(request.start + 1, scored, [entry[0] for entry in given[1:]], _by_id(best)),
         decode=scores(len(request.ids), ids, written, _by_id(top)),
         finish=str((meta.get("finish_reason") or {}).get("type", "")),
         retractions=meta.get("num_retractions", 0),
