@@ -174,10 +174,9 @@ def replay_recorded(
             with_evidence(findings, only),
             replace(run, results=run.results[: len(examined.chosen)]),
         )
-    drawn = [result for _, result in experiments.kept] if asked else []
-    results = [*run.results, *_further(examined, run, served), *drawn]
+    more = [*_further(examined, run, served), *(result for _, result in experiments.kept)] if asked else []
     with few_threads([result.call for result in run.results]):
-        observed = reader.observe(findings, asked, results, experiments)
+        observed = reader.observe(findings, asked, [*run.results, *more], experiments)
     return result.model_copy(update={"findings": observed.findings})
 
 

@@ -82,16 +82,12 @@ def _evidence(read: ReadOut) -> list[str]:
     text, wrong = said(read), f"{read.all.wrong:,} wrong outputs"
     effort = f"{read.calls:,} calls and {read.seconds:.1f} s{'' if read.complete else ', the whole budget'}"
     if text:
-        how = (
-            "inferred from recorded calls, without running the kernel," if read.passive else "inferred from the kernel"
-        )
         summary = (
-            f"{how} in {effort}: gives {read.all.explained:,} of {wrong} (queries x heads), {read.fresh.explained:,} of "
-            f"{read.fresh.wrong:,} on held-out calls"
+            f"inferred from the kernel in {effort}: gives {read.all.explained:,} of {wrong} (queries x heads), "
+            f"{read.fresh.explained:,} of {read.fresh.wrong:,} on held-out calls"
         )
     elif read.all.wrong:
-        how = "the recorded calls were searched" if read.passive else "the kernel was probed"
-        summary = f"{how} in {effort}: no rule explains its {wrong}"
+        summary = f"the kernel was probed in {effort}: no rule explains its {wrong}"
     else:
         summary = (
             f"no rule could be inferred in {effort}: no single output of a call that can be probed is clearly wrong"
