@@ -236,7 +236,7 @@ class Experiments:
 
     @property
     def said(self) -> dict[str, object]:
-        """What a `KernelResult` says of them."""
+        """The fields of a `KernelResult` that they fill."""
         return {"tried": self.tried, "axes": self.axes, "by_numbers": self.by_numbers}
 
     def drawn(self) -> Iterator[Shape]:
