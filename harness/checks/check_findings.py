@@ -13,9 +13,8 @@ from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.shapes import Shape, shape_of
-from assay.harness.checks.coverage import DECLARABLE, advice_on, separating
+from assay.harness.checks.coverage import DECLARABLE, Conditions, advice_on, separating
 from assay.harness.conditions import has_cached_prefix
-from assay.harness.localize import axes
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import (
@@ -210,7 +209,8 @@ class MatrixRun:
 
 def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
     """Add the condition from experiments to a finding, if there is one."""
-    if experiments is None or (tried := experiments.tried) is None or not (tried.rule or tried.context):
+    tried = experiments.tried if experiments else None
+    if tried is None or tried.outside or not (tried.rule or tried.context):
         return finding
     counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
     return finding.model_copy(
@@ -357,12 +357,12 @@ def _refused_too_much(made: Sequence[Case], computed_cases: Sequence[Case]) -> l
     return missing
 
 
-def _never_computed(phase: str, asked: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[str]:
+def _never_computed(phase: str, asked: Sequence[Conditions], computed: Sequence[Conditions]) -> list[str]:
     """List the values that a kernel refused in all calls of a phase: by the axis that explains the refusals, if there is one."""
     lost = [condition for condition in asked if condition not in computed]
-    only = separating(lost, computed) if lost else []
-    if len(only) == 1 and only[0].name in DECLARABLE:
-        return [_every(phase, only[0].name, list(only[0].inside), list(only[0].outside))]
+    only = separating(lost, computed) if lost else None
+    if only is not None and only.name in DECLARABLE:
+        return [_every(phase, *only)]
     missing = []
     for axis in asked[0]:
         values = dict.fromkeys(condition[axis] for condition in asked)

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import torch
 
@@ -16,10 +17,21 @@ from assay.harness.attention.matrix import Case
 from assay.harness.attention.model_shapes import SHAPES
 from assay.harness.attention.oracle import feature_effects
 from assay.harness.evidence.kernel_result import Coverage, Gap, Met, Pairs, Reach, common
-from assay.harness.localize import axes
 from assay.harness.localize.bounds import bounds_of_queries
 from assay.harness.localize.kernel_runs import CallResult, truth
 from assay.harness.stats.query_bounds import with_all_heads
+
+Conditions = Mapping[str, str]
+"""Axis -> value of one call, as `assay.harness.attention.matrix.Case.condition`."""
+
+
+class Split(NamedTuple):
+    """The values of an axis that calls of interest have, and those that only other calls have."""
+
+    name: str
+    inside: tuple[str, ...]
+    outside: tuple[str, ...]
+
 
 _VALUES: dict[str, Callable[[AttentionCall], object]] = {
     "dtype": lambda call: str(call.q.dtype).removeprefix("torch."),
@@ -202,22 +214,15 @@ def _gaps(
         gaps.append(Gap(what=why, calls=len(some), example=some[0].name))
     for why, some in _by_reason(refused).items():
         conditions, others = [case.condition for case in some], [case.condition for case in cases]
-        found_axes = separating(conditions, others)
-        only = "bfloat16" if why == BFLOAT16_BROKEN else _words(found_axes)
-        axis = found_axes[0].name if len(found_axes) == 1 else ""
-        advice = advice_on(axis, [c[axis] for c in others]) if axis and why != BFLOAT16_BROKEN else ""
+        axis, only, advice = separating(conditions, others), "", ""
+        if why == BFLOAT16_BROKEN:
+            only = "bfloat16"
+        elif axis is not None:
+            plain = (axis.name, axis.outside) == ("cached prefix", ("none",))
+            only = "a cached prefix" if plain else f"{axis.name} {', '.join(axis.inside)}"
+            advice = advice_on(axis.name, [condition[axis.name] for condition in others])
         gaps.append(Gap(what=only, why=f"{why}{advice}", calls=len(some), example=some[0].name))
     return gaps
-
-
-def _words(separated: Sequence[axes.Split]) -> str:
-    """Describe the refused values of axes: "head_dim 80, 96"."""
-    return " with ".join(
-        "a cached prefix"
-        if axis.name == "cached prefix" and axis.outside == ("none",)
-        else f"{axis.name} {', '.join(axis.inside)}"
-        for axis in separated
-    )
 
 
 def _by_reason(pairs: Sequence[tuple[Case, str]]) -> dict[str, list[Case]]:
@@ -227,15 +232,22 @@ def _by_reason(pairs: Sequence[tuple[Case, str]]) -> dict[str, list[Case]]:
     return by_reason
 
 
-def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[axes.Split]:
-    """Find the axes that separate refused calls from computed ones, as the kernel may have intended.
+def separating(refused: Sequence[Conditions], computed: Sequence[Conditions]) -> Split | None:
+    """Find the axis whose values tell the refused calls from the computed ones, or None if there is none.
 
-    If several separate them equally well, prefer an axis that a kernel can declare: dtype, head dim, cached prefix.
+    If several do, an axis that a kernel can declare is what it may have intended, and then the one with the fewest values.
     """
-    for axis in axes.by_axis(refused, computed):
-        if axis.name in DECLARABLE and axis.outside and not any(axes.holds([axis], case) for case in computed):
-            return [axis]
-    return axes.confining(refused, computed)
+    split = []
+    for name in dict.fromkeys(name for condition in (*refused, *computed) for name in condition):
+        values, others = (
+            sorted({condition[name] for condition in some if name in condition}, key=_by_numbers)
+            for some in (refused, computed)
+        )
+        if values and others and not set(values) & set(others):
+            split.append(Split(name, tuple(values), tuple(others)))
+    return min(
+        split, key=lambda axis: (axis.name not in DECLARABLE, len(axis.inside) + len(axis.outside)), default=None
+    )
 
 
 def advice_on(axis: str, computed: Sequence[str]) -> str:

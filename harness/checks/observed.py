@@ -93,15 +93,17 @@ class Reader:
         Args:
             findings: the findings of a check, or on recorded calls.
             guard: the kernel, which may raise; if it ends its process or never returns, it does so here too. None if it cannot be
-                run: then only its recorded outputs are used.
+                run: then its findings only get a picture.
             results: its results.
             experiments: the results of experiments.
         """
         self.last = None
         if not self.wants(findings, results):
             return _Observed(tuple(findings))
+        if guard is None:
+            return _Observed(tuple(_with_picture(findings, guard, results)))
         try:
-            kernel = guard and guard.asked_freely()  # writes beyond its tensors do no harm
+            kernel = guard.asked_freely()  # writes beyond its tensors do no harm
             reading = read_out(
                 kernel, results, seconds=self.seconds, shapes=experiments.drawn(), tried=experiments.tried
             )

@@ -85,7 +85,7 @@ def replay(
         ]
         seconds = time.monotonic() - start
         result = _result(kernel, run, examined, [*findings, *breaches], seconds, reproduce, envelope, untried)
-        return result.model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
+        return result.model_copy(update=experiments.said)
 
     experiments = NOTHING_TRIED
     with few_threads(calls):
@@ -150,7 +150,7 @@ def replay_recorded(
         known = _diagnosed(run, reproduce, experiments)
         seconds = time.monotonic() - start
         result = _result(candidate.name, run, examined, known, seconds, reproduce, not_tested=said, not_run=not_run)
-        return result.model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
+        return result.model_copy(update=experiments.said)
 
     experiments = NOTHING_TRIED
     result = judged(experiments)
@@ -174,10 +174,9 @@ def replay_recorded(
             with_evidence(findings, only),
             replace(run, results=run.results[: len(examined.chosen)]),
         )
-    drawn = [result for _, result in experiments.kept] if asked else []
-    results = [*run.results, *_further(examined, run, served), *drawn]
+    more = [*_further(examined, run, served), *(result for _, result in experiments.kept)] if asked else []
     with few_threads([result.call for result in run.results]):
-        observed = reader.observe(findings, asked, results, experiments)
+        observed = reader.observe(findings, asked, [*run.results, *more], experiments)
     return result.model_copy(update={"findings": observed.findings})
 
 

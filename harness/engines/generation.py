@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from assay.harness.engines.base import ChatRequest, Engine, Generation, ProbeRequest, Score
-from assay.harness.engines.client import CHAT, MALFORMED, chat_body, problem
+from assay.harness.engines.client import CHAT, MALFORMED, chat_body, number, problem
 from assay.harness.errors import EngineError
+from assay.harness.evidence.probes import Scores
 from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.sides import profile_of
 
@@ -92,6 +93,21 @@ def score(server: Engine, ids: Sequence[int], start: int, top_k: int, at: Sequen
             top=of([row[:top_k] for row in own.logprobs], top_k).astype(np.float32),
             at=of([[row[id_] for id_ in at] for row in rows], len(at)).astype(np.float32),
         )
+
+
+def scores(
+    first: int, tokens: Sequence[int], own: Sequence[float | None], rows: Sequence[Mapping[int, float | None]]
+) -> Scores:
+    """Return the scores of tokens, from their log-probabilities and those by id at each position, which are ranked; None is NaN."""
+    numbers = [{id_: round(number(logprob), 7) for id_, logprob in row.items()} for row in rows]
+    ranked = [sorted(row.items(), key=lambda each: math.inf if math.isnan(each[1]) else -each[1]) for row in numbers]
+    return Scores(
+        first=first,
+        tokens=tuple(tokens),
+        own=tuple(round(number(logprob), 7) for logprob in own),
+        ids=tuple(tuple(id_ for id_, _ in row) for row in ranked),
+        logprobs=tuple(tuple(logprob for _, logprob in row) for row in ranked),
+    )
 
 
 @contextmanager

@@ -457,23 +457,10 @@ def _backends(left: Sequence[Resolved], right: Sequence[Resolved]) -> Iterator[D
 
 
 def _runs(names: Mapping[str, str]) -> str:
-    """State which layers run which backend: "layers 7 to 11 run triton, the others flashinfer"."""
+    """State which layers run which backend: "triton (layers 7-11), flashinfer (layers 0-6)"."""
     if len(names) <= 1:
         return next(iter(names), "nothing")
-    fewest_first = sorted(names.items(), key=lambda item: len(_of_ranges(item[1])))
-    *some, (most, _) = fewest_first
-    return listed([f"{_layers(layers)} {name}" for name, layers in some]) + f", the others {most}"
-
-
-def _layers(ranges: str) -> str:
-    words = listed(ranges.replace("-", " to ").split(", "))
-    return f"layer {words} runs" if len(_of_ranges(ranges)) == 1 else f"layers {words} run"
-
-
-def _of_ranges(ranges: str) -> set[int]:
-    """Parse layer numbers written as "0-6, 12"."""
-    parts = [part.partition("-") for part in ranges.replace(" ", "").split(",") if part]
-    return {number for low, _, high in parts for number in range(int(low), int(high or low) + 1)}
+    return ", ".join(f"{name} (layers {layers})" for name, layers in names.items())
 
 
 def _ignored(left: Sequence[str], right: Sequence[str]) -> Iterator[Difference]:

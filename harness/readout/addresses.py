@@ -117,7 +117,6 @@ class _Row:
     `read` is the packed row that each key was read from: either sorted, with `rows` for zeros, or in order, with -1 for unknown.
     """
 
-    call: AttentionCall
     keys: Ints
     table: Table
     rows: int
@@ -140,39 +139,10 @@ def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
         rows.sort(key=lambda row: len(row.read))
         if len(rows) < 3:
             continue
-        for words, to in _POOLS:
-            if all(row._given(to(row.call)[row.keys][None]).all() for row in rows):
-                yield moved(what, words, to, cost=_COST + 0.5)
         sums: dict[_Part, list[Sum]] = {"start": [Sum(()), *plain_sums(_STARTS)], "index": _index_sums()}
         options = [(part, at) for part, some in sums.items() for at in _matching(rows, some, part)]
         for part, at in sorted(options, key=lambda option: option[1].cost)[:_RIVALS]:
             yield moved(what, _address_words(part, at), partial(_looked_for, part, at), cost=_COST + at.cost)
-
-
-def _slots(size: int, call: AttentionCall) -> Ints:
-    """Return the packed key in each slot of a pool where every sequence begins a new page, or the number of keys if empty."""
-    total = np.array(call.lens_k)
-    room = -(-total // size) * size
-    slots = np.full(int(room.sum()), int(total.sum()))
-    begins, starts = np.cumsum(room) - room, np.cumsum(total) - total
-    for begin, start, length in zip(begins.tolist(), starts.tolist(), total.tolist(), strict=True):
-        slots[begin : begin + length] = np.arange(start, start + length)
-    return slots
-
-
-def _without_gaps(size: int, call: AttentionCall) -> Ints:
-    """Return the packed keys if each is read from the slot with its own index."""
-    return _slots(size, call)[: call.k.shape[0]]
-
-
-# Pools read as if they had no empty slots.
-_POOLS: tuple[tuple[str, _Rows], ...] = tuple(
-    (
-        f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
-        partial(_without_gaps, size),
-    )
-    for size in (8, 16, 32, 64, 128)
-)
 
 
 def _index_sums() -> list[Sum]:
@@ -209,13 +179,13 @@ def _row(reading: Sample, place: int, fit: Fit) -> _Row | None:
         kv, row = np.divmod(to, rows)
         if (kv[to >= 0] != queries.own[h]).any():
             return None
-        return _Row(queries.call, should, table, rows, np.where(to >= 0, row, -1), False)
+        return _Row(should, table, rows, np.where(to >= 0, row, -1), False)
     blank = round(fit.phantom) if fit.form == "keys-and-mass" else 0
     if fit.form == "keys-and-mass" and (blank < 0 or abs(fit.phantom - blank) > _WHOLE * max(1, blank)):
         return None
     if (times := _times(fit.keys, len(should) - blank)) is None:
         return None
-    return _Row(queries.call, should, table, rows, np.repeat(np.arange(rows + 1), [*times, blank]), True)
+    return _Row(should, table, rows, np.repeat(np.arange(rows + 1), [*times, blank]), True)
 
 
 def _times(factors: Numbers, keys: int) -> Ints | None:

@@ -13,7 +13,6 @@ from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.conditions import Table, conditions_of
 from assay.harness.readout.edges import Search, Sum, amounts_of, edges
 from assay.harness.readout.effects import MERGES, PARTS, merged, multiplied
-from assay.harness.readout.elsewhere import SOURCES, RowSource, from_elsewhere
 from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
 from assay.harness.readout.formulas import SCALES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
@@ -122,24 +121,14 @@ def _looked_at(inside: Flags, odd: Flags, draw: np.random.Generator) -> Ints:
     return np.unique(np.concatenate([draw.permutation(wrong)[:60], wrong[:2], wrong[-2:], beside, ends]))
 
 
-# Most sets of rows, each explained by different sources, to try for one form.
-_MOST_SOURCES = 16
-# Most sources to try among those that explain the same rows.
-_RIVALS = 3
 # Most rows whose scale is compared with formulas.
 _MOST_SCALES = 100
-# A source must explain this larger share of the rows per unit of cost.
-_FAR = 0.3
-# Share of the rows that a source must explain: if two heads are swapped, each is the source of at most half of the rows.
-_SHARE = 0.15
 
 
 def effects_of(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Effect]:
     """Yield effects, without conditions, that explain the weights that were read; the kernel is correct on `negatives`."""
     yield from _scales(readings)
     yield from _phantoms(readings)
-    for form in ("output", "query"):
-        yield from _sources(readings, form)
     yield from edges(readings, negatives)
     if every(readings, "pieces"):
         yield from (merged(block, law) for block, law in itertools.product(PARTS, MERGES))
@@ -190,26 +179,3 @@ _COUNTS = Search(
     ),
     largest=0,
 )
-
-
-def _sources(readings: Sequence[Sample], form: str) -> Iterable[Effect]:
-    """Yield sources that explain many rows of a form."""
-    wanted: dict[int, dict[int, set[tuple[int, int]]]] = {}
-    for number, reading in enumerate(readings):
-        for _, place, fit in every([reading], form):
-            wanted.setdefault(number, {}).setdefault(place, set()).add(fit.source)
-    total = sum(len(places) for places in wanted.values())
-    if not total:
-        return
-    alike: dict[tuple[bool, ...], list[RowSource]] = {}
-    for source in SOURCES:
-        explained: list[bool] = []
-        for number, places in wanted.items():
-            rows, heads = source.row(readings[number].queries), source.head(readings[number].queries)
-            explained += [(int(rows[place]), int(heads[place])) in those for place, those in places.items()]
-        if sum(explained) >= max(1, _SHARE * total):
-            alike.setdefault(tuple(explained), []).append(source)
-    plain = {which: sorted(some, key=lambda candidate: candidate.cost)[:_RIVALS] for which, some in alike.items()}
-    best = sorted(plain, key=lambda which: sum(which) / total - _FAR * plain[which][0].cost, reverse=True)
-    for source in (source for which in best[:_MOST_SOURCES] for source in plain[which]):
-        yield from_elsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))

@@ -183,7 +183,6 @@ def edge(
     at: Sum,
     within: bool = False,
     beyond: bool = False,
-    counted: bool = False,
     cost: float = 1.0,
 ) -> Told:
     """Return the effect of a mask with another edge: a query sees its sequence up to a key, or its correct keys from a key on.
@@ -192,21 +191,18 @@ def edge(
         side: "last" or "first": `at` gives the index of this key in the query's sequence.
         within: whether the query sees only correct keys up to the last one.
         beyond: whether keys continue into the rows after the sequence, and into zeros after the last row.
-        counted: whether only the denominator of the softmax has this edge.
     """
-    return Told(_edge_words(side, at.words, within, beyond, counted), _edge, (side, at, within, beyond, counted), cost)
+    return Told(_edge_words(side, at.words, within, beyond), _edge, (side, at, within, beyond), cost)
 
 
-def _edge_words(side: str, at: str, within: bool, beyond: bool, counted: bool) -> str:
+def _edge_words(side: str, at: str, within: bool, beyond: bool) -> str:
     if side == "first":
         return f"query i sees no keys j < {at}"
-    if counted:
-        return f"the softmax denominator of query i counts {f'no keys j > {at}' if within else f'keys j <= {at}'}"
     text = f"query i does not see keys j > {at}" if within else f"query i sees keys j <= {at}"
     return f"{text}, beyond the end of its sequence" if beyond else text
 
 
-def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool, counted: bool) -> Numbers:
+def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool) -> Numbers:
     at = edge.of(queries.table).reshape(*queries.shape, 1)
     # Index of each packed key relative to the first key of the query's sequence; negative in earlier sequences.
     starts = np.array([k.start for _, k in sequences(queries.call)])[queries.table["seq"][:: queries.heads]]
@@ -218,9 +214,6 @@ def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool, co
         )
     inside = should if within else (index >= 0) if beyond else queries.own_rows[:, None]
     seen = inside & (index <= at)
-    if counted:
-        right = np.broadcast_to(should, seen.shape).astype(float)
-        return queries.of_own(weighted_softmax(right, queries.own_scores, queries.sinks, seen.astype(float)))
     behind = np.maximum(at - index[..., -1:], 0).astype(float) if beyond else None
     return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, queries.sinks, phantom=behind))
 
@@ -260,14 +253,9 @@ def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iter
     """Yield edges that give the last, or the first, key of every wrong row whose reading is a run of its own keys."""
     if not readings:
         return
-    right = [chosen(reading.queries.table, ~reading.bad) for reading in readings]
-    kept = joined([*right, *(queries.table for queries in negatives)])
-    yield from _edges([_run(*fit) for fit in every(readings, "keys", "keys-and-mass")], kept, False)
-    yield from _edges([_counted(*fit) for fit in every(readings, "keys-and-mass")], kept, True)
-
-
-def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[Told]:
-    """Yield edges that fit all rows that have an edge; `counted` means edges of denominators."""
+    rest = [chosen(reading.queries.table, ~reading.bad) for reading in readings]
+    kept = joined([*rest, *(queries.table for queries in negatives)])
+    rows = (_run(*fit) for fit in every(readings, "keys", "keys-and-mass"))
     runs = [row for row in rows if row is not None]
     runs = runs[:: len(runs) // _MOST_ROWS + 1]
     if len(runs) < _LEAST_ROWS:
@@ -275,8 +263,8 @@ def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[
     table = {name: np.array([row[name] for row in runs]) for name in runs[0]}
     first, last, right, end = (table[name] for name in ("first", "last", "right", "end"))
     if not first.any():
-        yield from _last_edges(table, last, right, end, kept, counted)
-    if (last == right).all() and not counted:
+        yield from _last_edges(table, last, right, end, kept)
+    if (last == right).all():
         sums = _sums(_FIRST, table, first, first > 0)
         for at in _best([at for at in sums if (at.of(table) <= first).all()], lambda at: at.of(kept) > 0):
             yield edge("first", at, cost=_BASE + at.cost)
@@ -288,7 +276,7 @@ def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
     return list(dict.fromkeys([*spared, *sums[:_RIVALS]]))
 
 
-def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, counted: bool) -> Iterable[Told]:
+def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -> Iterable[Told]:
     beyond = bool((last > end).any())
     known = np.ones(len(last), bool) if beyond else last < end
     sums = _sums(_LAST, table, last, known)
@@ -296,10 +284,10 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, c
     place = np.where(kept["causal"] == 1, kept["pos"], kept["total"] - 1)
     room = kept["total"] - 1 if not beyond else np.full_like(place, np.iinfo(np.int64).max)
     for at in _best(sums, lambda at: np.minimum(at.of(kept), room) != place):
-        yield edge("last", at, False, beyond, counted, _BASE + at.cost + 0.5 * beyond)
+        yield edge("last", at, False, beyond, _BASE + at.cost + 0.5 * beyond)
     if (last < right).all():
         for at in _best(sums, lambda at: at.of(kept) < place):
-            yield edge("last", at, True, False, counted, _BASE + at.cost + 0.1)
+            yield edge("last", at, True, False, _BASE + at.cost + 0.1)
 
 
 # A row that sees a run of keys: its features, and four indices from the start of its sequence. "first" and "last" are the first
@@ -328,30 +316,6 @@ def _run(reading: Sample, place: int, fit: Fit) -> _Run | None:
     right = np.flatnonzero(queries.visible[row]) - own[0]
     return {name: int(column[place]) for name, column in queries.table.items()} | {
         "first": int(seen[0]), "last": int(seen[-1]) + blank, "right": int(right[-1]), "end": len(own) - 1
-    }  # fmt: skip
-
-
-# Relative error of a denominator that was read.
-_DENOMINATOR = 3e-4
-
-
-def _counted(reading: Sample, place: int, fit: Fit) -> _Run | None:
-    """Return the run of keys that the denominator of an otherwise correct row counts, or None if there is no such run."""
-    queries, (row, head) = reading.queries, divmod(place, reading.queries.heads)
-    visible = queries.visible[row]
-    if fit.keys is None or not (fit.keys == visible).all():
-        return None
-    own = queries.own_rows[row]
-    scores = queries.own_scores[row, head]
-    sums = np.exp(scores[own]).cumsum()
-    wanted = float(np.exp(scores[visible]).sum()) + fit.phantom
-    gaps = np.abs(sums - wanted)
-    last = int(gaps.argmin())
-    if gaps[last] > _DENOMINATOR * wanted or np.sort(gaps)[:2][-1] < 3 * _DENOMINATOR * wanted:
-        return None
-    right = int(np.flatnonzero(visible)[-1] - np.flatnonzero(own)[0])
-    return {name: int(column[place]) for name, column in queries.table.items()} | {
-        "first": 0, "last": last, "right": right, "end": int(own.sum()) - 1
     }  # fmt: skip
 
 

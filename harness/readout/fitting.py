@@ -87,8 +87,7 @@ class Fitter:
         reading = read(self.prober, queries.call, queries.rows.tolist())
         if reading is None:
             return
-        every, places = Queries(queries.call, range(len(queries.call.q))), range(len(sample.bad))
-        rows = [Row(reading, every, *divmod(place, queries.heads), self.tolerance) for place in places]
+        rows = [Row(reading, *divmod(place, queries.heads), self.tolerance) for place in range(len(sample.bad))]
         sample.reading = reading
         sample.fits = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
 

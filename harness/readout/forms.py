@@ -5,9 +5,8 @@ Each form describes the change without its reason. All forms that fit are kept: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import Flags, Numbers, WeightReading
 from assay.harness.readout.features import Ints
-from assay.harness.readout.queries import Queries
 
 # The weights of a query relative to the correct ones, which are proportional to exp(score):
 #
@@ -23,11 +21,8 @@ from assay.harness.readout.queries import Queries
 # - "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-and-mass": the same, but
 #   normalised by something other than their sum;
 # - "scale": scores times a factor; "pieces": a factor that is constant over runs of keys;
-# - "output": the correct weights of another query or head; "query": the weights that the q of another query or head gives here;
 # - "values": correct, but applied to the V of other keys.
-_Form = Literal[
-    "right", "keys", "keys-and-mass", "scale", "pieces", "output", "query", "values"
-]  # fmt: skip
+_Form = Literal["right", "keys", "keys-and-mass", "scale", "pieces", "values"]
 BLANK = -1.0
 """Replaces a factor (which is never negative) for a key whose K and V the kernel takes as zero: it adds nothing to the output,
 and exp(0) = 1 to the denominator."""
@@ -59,35 +54,32 @@ class Fit:
             the log of its factor, or NaN if it is not seen; "values": the packed row of V used instead, counted through all kv
             heads (kv head * total_k + row), or -1.
         number: "scale": the factor.
-        source: for a form with another query's data: (packed row of q, q head).
         phantom: the number of additional keys with a score of zero in the denominator.
     """
 
     form: _Form
     keys: Numbers | None = field(default=None, compare=False)
     number: float = 0.0
-    source: tuple[int, int] = (0, 0)
     phantom: float = 0.0
 
 
 class Row:
-    """The reading of one query and head, at index `place` of the reading; `every` holds all queries of the call.
+    """The reading of one query and head, at index `place` of the reading.
 
     It has the query's packed row; its own kv head; the weights that were read, the correct ones and the scores, [num_kv_heads,
     total_k]; the keys that it should see, [total_k]; the part that does not depend on V, [head_dim_v]; `WeightReading.off`; and
     the keys of its sequence.
     """
 
-    def __init__(self, reading: WeightReading, every: Queries, place: int, head: int, tolerance: Tolerance) -> None:
-        self.every, self.head, self.tolerance = every, head, tolerance
-        self.row, self.own = int(reading.rows[place]), reading.call.heads.kv_head(head)
+    def __init__(self, reading: WeightReading, place: int, head: int, tolerance: Tolerance) -> None:
+        self.tolerance, self.own, row = tolerance, reading.call.heads.kv_head(head), int(reading.rows[place])
         self.weights: Numbers = reading.weights[place, head]
         self.expected: Numbers = reading.expected[place, head]
         self.scores: Numbers = reading.scores[place, head]
         self.visible: Flags = reading.visible[place]
         self.constant: Numbers = reading.constant[place, head]
         self.off = float(reading.off[place, head])
-        self.keys = next(k for q, k in sequences(reading.call) if q.start <= self.row < q.stop)
+        self.keys = next(k for q, k in sequences(reading.call) if q.start <= row < q.stop)
         sinks = reading.call.spec.sinks
         self.sunk = float(np.exp(sinks[head])) if sinks else 0.0  # the sink's term of the denominator
 
@@ -225,37 +217,6 @@ _MOVED = 400
 _RELATIVE = 1e-4
 
 
-def _output(row: Row) -> Iterator[Fit]:
-    """Fit the output of another query or head."""
-    if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
-        return
-    right = row.every.weights.reshape(-1, row.weights.size)
-    gaps = np.abs(right - row.weights.ravel()).sum(-1)
-    for source in _sources(row, gaps <= row.tolerance.weight):
-        yield Fit("output", source=source)
-
-
-def _query(row: Row) -> Iterator[Fit]:
-    """Fit the weights that another query's q gives here, under this row's mask."""
-    if (own := row._own_logs(3)) is None:
-        return
-    seen, logs = own
-    if not (seen == row.visible)[row.expected[row.own] > 1e-5].all():
-        return
-    scores = row.every.scores[:, :, row.own].reshape(-1, len(seen))[:, seen]
-    for source in _sources(row, np.ptp(logs - scores, axis=-1) <= 20 * row.tolerance.log):
-        yield Fit("query", source=source)
-
-
-def _sources(row: Row, fitting: Flags) -> Iterator[tuple[int, int]]:
-    """Yield (packed row of q, q head) of all other queries and heads that fit, bool [total_q * num_q_heads]."""
-    heads = row.every.heads
-    for place in np.flatnonzero(fitting):
-        source = divmod(int(place), heads)
-        if source != (row.row, row.head):
-            yield source
-
-
 def _values_moved(row: Row) -> Fit | None:
     """Fit values that are read from elsewhere: each weight is the correct one of another key."""
     if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
@@ -308,12 +269,8 @@ def _gained(row: Row) -> Fit | None:
 
 _CHEAP: tuple[Callable[[Row], Fit | None], ...] = (_seen_keys, _scaled)
 _DEAR: tuple[Callable[[Row], Fit | None], ...] = (_values_moved, _pieces)
-# Forms that may fit in several ways.
-_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (_output, _query)
 # From this many keys on, expensive forms are tried only if no plain one fits.
 _MANY_KEYS = 256
-# Most sources of a form: if queries are equal, all fit.
-_SOURCES = 12
 # The output that the weights give on ordinary values may be off by this multiple of `Tolerance.weight`. Beyond it, the weights
 # depend on V and say nothing. Correct float32 kernels are off by at most 2e-6.
 _NOT_LINEAR = 20
@@ -328,10 +285,7 @@ def fits(row: Row) -> list[Fit]:
     fitting = [fit for form in _CHEAP if (fit := form(row))]
     if any(_plain(fit) for fit in fitting) and row.weights.shape[1] > _MANY_KEYS:
         return fitting
-    fitting += [fit for form in _DEAR if (fit := form(row))]
-    for several in _SEVERAL:
-        fitting += islice(several(row), _SOURCES)
-    return fitting
+    return fitting + [fit for form in _DEAR if (fit := form(row))]
 
 
 def _plain(fit: Fit) -> bool:

@@ -130,20 +130,17 @@ def weighted_softmax(
     factors: Numbers,
     scores: Numbers,
     sinks: Numbers | None = None,
-    counted: Numbers | None = None,
     phantom: Numbers | None = None,
 ) -> Numbers:
     """Compute weights proportional to factor * exp(score), [rows, heads, total_k]; zero where the denominator is zero.
 
-    The denominator uses the factors `counted` if given, and also counts `sinks` (see `softmax`) and `phantom` keys with a score
-    of 0, [rows, heads, 1].
+    The denominator also counts `sinks` (see `softmax`) and `phantom` keys with a score of 0, [rows, heads, 1].
     """
-    below = factors if counted is None else counted
-    top = np.where((factors > 0) | (below > 0), scores, -np.inf).max(-1, keepdims=True)
+    top = np.where(factors > 0, scores, -np.inf).max(-1, keepdims=True)
     top = np.where(np.isfinite(top), top, 0.0) if sinks is None else np.maximum(top, sinks)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         e = np.exp(np.minimum(scores - top, _MOST_EXPONENT))
-        total = (below * e).sum(-1, keepdims=True)
+        total = (factors * e).sum(-1, keepdims=True)
         if sinks is not None:
             total = total + np.exp(sinks - top)
         if phantom is not None:

@@ -14,7 +14,7 @@ from itertools import chain, cycle, islice, zip_longest
 import numpy as np
 import torch
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.matrix_data import ON_GRID
 from assay.harness.attention.shapes import Shape, shape_of
 from assay.harness.evidence.kernel_result import Tried
@@ -70,7 +70,6 @@ class ReadOut:
         complete: whether the budget sufficed.
         notes: other behaviour of the kernel, such as exceptions.
         samples: the answers.
-        passive: whether only recorded calls were available.
         quantised: whether the kernel declares a quantisation.
     """
 
@@ -84,7 +83,6 @@ class ReadOut:
     complete: bool = True
     notes: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = field(default=(), repr=False)
-    passive: bool = False
     quantised: bool = False
 
     @property
@@ -94,7 +92,7 @@ class ReadOut:
 
 
 def read_out(
-    kernel: Kernel | None,
+    kernel: Kernel,
     results: Sequence[CallResult],
     *,
     seconds: float = _SECONDS,
@@ -105,7 +103,7 @@ def read_out(
     """Infer the operator of a wrong kernel within a budget. Only the given kernel is executed.
 
     Args:
-        kernel: the kernel, which may raise or return NaN, or None if it cannot be run.
+        kernel: the kernel, which may raise or return NaN.
         results: its earlier results, on calls of one device; at least one is wrong.
         seconds: the time limit, on `budget_clock`; it does not interrupt a call.
         calls: most calls to the kernel.
@@ -115,7 +113,7 @@ def read_out(
     begun, cpu = time.monotonic(), time.process_time()
     device = str(results[0].call.q.device)
     dims = frozenset((result.call.q.shape[2], result.call.v.shape[2]) for result in results)
-    prober = Prober(kernel or _nobody, calls, seconds, device, dims, clock=budget_clock(device))
+    prober = Prober(kernel, calls, seconds, device, dims, clock=budget_clock(device))
     quantised = bool(results[0].noise)
     tried_condition.set(tried)
     with few_threads(()):
@@ -129,17 +127,12 @@ def read_out(
         seen = search.fitter.tally(operator, samples)
         read = ReadOut(
             operator, sentence(operator), seen, search.fitter.tally(operator, [s for s in samples if s.fresh]),
-            samples=tuple(samples), passive=kernel is None, quantised=quantised,
+            samples=tuple(samples), quantised=quantised,
         )  # fmt: skip
     return replace(
         read, calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
         complete=complete, notes=_notes(prober),
     )  # fmt: skip
-
-
-def _nobody(call: AttentionCall) -> torch.Tensor:
-    """Stand in for a kernel that cannot be run."""
-    raise KernelRefused("only recorded calls are known")
 
 
 class _Search:

@@ -274,6 +274,7 @@ def ending(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(folder, "test_ending.py")
 
 
+@pytest.mark.slow  # fast: test_a_kernel_that_exits_with_0_does_not_pass
 def test_a_kernel_that_ends_its_process_or_its_test_is_no_pass(ending: Ran) -> None:
     done, found = ending
     assert done.returncode == 1, done.stdout + done.stderr
@@ -283,6 +284,7 @@ def test_a_kernel_that_ends_its_process_or_its_test_is_no_pass(ending: Ran) -> N
     assert outcome(found["test_right"]) == "passed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -300,5 +302,6 @@ def test_how_a_kernel_ended_is_said(ending: Ran, name: str, says: str) -> None:
     assert says in "".join(ending[1][name].itertext())
 
 
+@pytest.mark.slow
 def test_a_kernel_that_forks_gives_one_verdict(ending: Ran) -> None:
     assert ending[0].stdout.count("short test summary info") == 1

@@ -7,19 +7,17 @@ longest prefix that can come from the cache; ``meta_info.cached_tokens`` is the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from assay.harness.engines.base import ProbeRequest
-from assay.harness.engines.client import number
-from assay.harness.engines.generation import readable
+from assay.harness.engines.generation import readable, scores
 from assay.harness.engines.inside.control import FORCED_REQUEST
 from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.beside_model import ADAPTER_NAME, OTHER_ADAPTER
-from assay.harness.evidence.probes import ProbeReply, Scores
+from assay.harness.evidence.probes import ProbeReply
 
 if TYPE_CHECKING:
     from assay.harness.engines.sglang.server import SGLangServer
@@ -127,10 +125,8 @@ def _reply(request: ProbeRequest, reply: Mapping[str, Any], pieces: int) -> Prob
         )
     best = (meta.get("input_top_logprobs") or [])[1:]
     if request.at:
-        rows = zip(best, meta["input_token_ids_logprobs"][1:], strict=True)
         best = [
-            [*listed, *(entry for entry in asked if entry[1] not in {each[1] for each in listed})]
-            for listed, asked in rows
+            [*listed, *asked, *listed] for listed, asked in zip(best, meta["input_token_ids_logprobs"][1:], strict=True)
         ]
     written = [_of(token, entry, row) for token, entry, row in zip(ids, own, top, strict=True)]
     return ProbeReply(
@@ -138,8 +134,8 @@ def _reply(request: ProbeRequest, reply: Mapping[str, Any], pieces: int) -> Prob
         prompt_tokens=meta["prompt_tokens"],
         cached_tokens=meta.get("cached_tokens", 0),
         host_tokens=int((meta.get("cached_tokens_details") or {}).get("host") or 0),
-        prefill=_scores(request.start + 1, scored, [entry[0] for entry in given[1:]], best),
-        decode=_scores(len(request.ids), ids, written, top),
+        prefill=scores(request.start + 1, scored, [entry[0] for entry in given[1:]], _by_id(best)),
+        decode=scores(len(request.ids), ids, written, _by_id(top)),
         finish=str((meta.get("finish_reason") or {}).get("type", "")),
         retractions=meta.get("num_retractions", 0),
         verifications=meta.get("spec_verify_ct", 0),
@@ -147,19 +143,10 @@ def _reply(request: ProbeRequest, reply: Mapping[str, Any], pieces: int) -> Prob
     )
 
 
+def _by_id(rows: Sequence[Sequence[_Entry] | None]) -> list[dict[int, float | None]]:
+    return [{id_: logprob for logprob, id_, _ in row or ()} for row in rows]
+
+
 def _of(token: int, sampled: _Entry, top: Sequence[_Entry] | None) -> float | None:
     """Return the log-probability of a written token: the sampled one's or, if another was forced, the one among the top."""
     return sampled[0] if sampled[1] == token else next((logprob for logprob, id_, _ in top or () if id_ == token), None)
-
-
-def _scores(
-    first: int, tokens: Sequence[int], own: Sequence[float | None], top: Sequence[list[_Entry] | None]
-) -> Scores:
-    ranked = [sorted(row or (), key=lambda entry: math.inf if entry[0] is None else -entry[0]) for row in top]
-    return Scores(
-        first=first,
-        tokens=tuple(tokens),
-        own=tuple(round(number(logprob), 7) for logprob in own),
-        ids=tuple(tuple(id_ for _, id_, _ in row) for row in ranked),
-        logprobs=tuple(tuple(round(number(logprob), 7) for logprob, _, _ in row) for row in ranked),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.harness.engines.base import ProbeRequest
-from assay.harness.engines.client import number
-from assay.harness.engines.generation import readable
+from assay.harness.engines.generation import readable, scores
 from assay.harness.engines.inside.control import FORCED_TOKENS
 from assay.harness.engines.vllm.worker import SCORED, SCORES
 from assay.harness.evidence.probes import ProbeReply, Scores
@@ -79,31 +77,20 @@ def _prefill(server: VLLMServer, request: ProbeRequest, name: str, cached: int) 
     if kept["first"] != first or kept["ids"] != list(request.ids[first + 1 :]):
         raise ValueError(f"scores from position {kept['first']} on, of {len(kept['ids'])} tokens")
     tops = zip(kept["top_ids"], kept["top"], kept["at"], strict=True)
-    rows = [dict(zip(request.at, at, strict=True)) | dict(zip(ids, top, strict=True)) for ids, top, at in tops]
-    return _scores(first + 1, kept["ids"], kept["token"], rows)
+    rows = [zip((*request.at, *ids), map(_finite, (*at, *top)), strict=True) for ids, top, at in tops]
+    return scores(first + 1, kept["ids"], [*map(_finite, kept["token"])], [*map(dict, rows)])
 
 
 def _decode(first: int, entries: Sequence[Mapping[str, Any]]) -> Scores:
     # The sampled token comes first, and once more if it is among the most probable ones.
-    rows = [{int(each["token_id"]): each["logprob"] for each in (*entry["top_logprobs"], entry)} for entry in entries]
-    return _scores(first, [entry["token_id"] for entry in entries], [entry["logprob"] for entry in entries], rows)
-
-
-def _scores(
-    first: int, tokens: Sequence[int], own: Sequence[float | None], rows: Sequence[Mapping[int, float | None]]
-) -> Scores:
-    """Return the scores of tokens: log-probabilities by id at each position, ranked."""
-    numbers = [{id_: _finite(logprob) for id_, logprob in row.items()} for row in rows]
-    ranked = [sorted(row.items(), key=lambda each: math.inf if math.isnan(each[1]) else -each[1]) for row in numbers]
-    return Scores(
-        first=first,
-        tokens=tuple(tokens),
-        own=tuple(map(_finite, own)),
-        ids=tuple(tuple(id_ for id_, _ in row) for row in ranked),
-        logprobs=tuple(tuple(logprob for _, logprob in row) for row in ranked),
+    rows = [
+        {int(each["token_id"]): _finite(each["logprob"]) for each in (*entry["top_logprobs"], entry)}
+        for entry in entries
+    ]
+    return scores(
+        first, [entry["token_id"] for entry in entries], [_finite(entry["logprob"]) for entry in entries], rows
     )
 
 
-def _finite(value: float | None) -> float:
-    """Read a log-probability, or return NaN."""
-    return math.nan if value is None or value <= _NOT_FINITE else round(number(value), 7)
+def _finite(value: float | None) -> float | None:
+    return None if value is None or value <= _NOT_FINITE else value

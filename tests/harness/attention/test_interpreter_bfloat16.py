@@ -53,6 +53,7 @@ def assay_check(python: Run, tmp_path: Path) -> Run:
     return lambda *flags: python(*command, *flags, cwd=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 def test_bfloat16_is_skipped_by_name_where_the_interpreter_is_wrong(assay_check: Run) -> None:
     done = assay_check("decode-1+63-", "--head-dim", "64")

@@ -76,7 +76,7 @@ SCALE = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
             {"backends": resolved(flashinfer="0-31")},
             {"backends": resolved(flashinfer="0-6, 12-31", triton="7-11")},
             1,
-            "attention (decode): flashinfer in A, layers 7 to 11 run triton, the others flashinfer in B",
+            "attention (decode): flashinfer in A, flashinfer (layers 0-6, 12-31), triton (layers 7-11) in B",
         ),
         (
             {"backends": resolved("extend", triton="0-3") + resolved(triton="0-3")},

@@ -16,7 +16,6 @@ from assay.harness.readout.candidates import effects_of, key_factors
 from assay.harness.readout.conditions import Condition, Literal, Term
 from assay.harness.readout.edges import Amount, Sum
 from assay.harness.readout.effects import Answer, _block_scales, _kv_heads, _online_softmax, general_effects, merged, multiplied
-from assay.harness.readout.elsewhere import SOURCES, from_elsewhere
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
@@ -46,7 +45,7 @@ def explained(effect: Effect, number: int) -> Sample:
     assert reading is not None
     out = effect.outputs(queries)
     bad = (np.abs(out - queries.right).sum(-1) > 1e-4 * np.abs(queries.right).sum(-1)).ravel()
-    rows = (Row(reading, queries, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
+    rows = (Row(reading, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
     found = tuple(tuple(fits(row)) if wrong else () for row, wrong in zip(rows, bad, strict=True))
     return Sample(queries, out, bad, 1e-4, fits=found)
 
@@ -64,10 +63,6 @@ def only(*literals: Literal) -> Condition:
     return Condition(literals)
 
 
-def source(name: str, what: str = "output") -> Effect:
-    return from_elsewhere(next(one for one in SOURCES if one.words == name), what)
-
-
 def block_scale(*args: object) -> Effect:
     return next(one for one in _block_scales() if one.args == args)
 
@@ -80,10 +75,6 @@ CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
     multiplied(SCALES[0]), multiplied(SCALES[3]), multiplied(constant_formula(0.75)),
 
     KeyFactors((), phantom=Sum((), 2)), KeyFactors((), phantom=Sum(((1, Amount("total", "gap", 16)),))),
-    source("query i - 1"), source("the next q head"), source("query i of the previous sequence"),
-    source("query i - 1", "query"),
-
-
     merged(0, "equal"), merged(0, "base2"),
 ], ids=lambda effect: words([effect])[0])  # fmt: skip
 def test_the_effect_is_among_the_candidates(effect: Effect) -> None:

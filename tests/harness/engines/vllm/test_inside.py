@@ -284,7 +284,8 @@ def sound(serve: Serve) -> Offline:
 def test_a_fault_of_the_engine_is_placed(
     serve: Serve, sound: Offline, seeded_engines: ModuleType, tmp_path: Path, fault: str
 ) -> None:
-    assert set(PLACES) == set(seeded_engines.FAULTS["vllm"])
+    of_gemma = {"softcap-dropped", "window-everywhere"}  # the tiny Llama has neither: see benchmarks/two_sides.py
+    assert set(PLACES) == set(seeded_engines.FAULTS["vllm"]) - of_gemma
     (tmp_path / "seeded_engines.py").symlink_to(str(seeded_engines.__file__))
     (tmp_path / "sitecustomize.py").write_text(f"import seeded_engines\nseeded_engines.seed('vllm', {fault!r})\n")
     wrong = serve({TRACE: str(2**23), "PYTHONPATH": str(tmp_path)}, traced("first", 0), waves=alike())
