@@ -234,7 +234,7 @@ def _screen(result: KernelResult) -> list[Row]:
     rows += (
         [Row("Also wrong", few([one_line(finding.title, 60) for finding in wrong[1:]], _MAX_ROWS))] if wrong[1:] else []
     )
-    if (tried := result.tried) is not None:
+    if (tried := result.tried) is not None and not tried.outside:
         rows.append(
             Row(
                 "Fails at",
@@ -342,16 +342,20 @@ def _where(result: KernelResult) -> list[Block]:
         among = f"Within {words((), tried.context)}: " if tried.context else ""
         where = f"exactly where {words(tried.rule)}" if tried.rule else "on every call"
         said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} {where}"
+        outside = " It is wrong outside of this too." * (tried.outside > 0)
         listed_ = " A list contains the tested values." if lists else ""
         part = f" In such a sequence, only where {words(tried.part)}." if tried.part else ""
         rivals = "".join(f", or where {words(rule)}, which no call separates" for rule in tried.rivals)
         made = [
             Line(f"{said[0].upper()}{said[1:]}{rivals}.{part}"),
             Line(
-                f"On calls drawn to refute it: {drawn}. Nothing in {counted(tried.calls, 'call')} contradicts it.{listed_}",
+                f"On calls drawn to refute it: {drawn}. Nothing in {counted(tried.calls, 'call')} contradicts it."
+                f"{outside}{listed_}",
                 "quiet",
             ),
         ]
+    if result.by_numbers:
+        made.append(Line("The error depends on the numbers: the same call is wrong with some and right with others."))
     rows = [(axis.name, _ranges(axis.wrong, axis.right), _ranges(axis.right, axis.wrong)) for axis in result.axes]
     if rows:
         made.append(Table(("Varied around the smallest call", "Wrong", "Right"), rows, style="side-by-side"))

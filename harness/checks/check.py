@@ -35,7 +35,14 @@ from assay.harness.evidence.kernel_result import CaseWhy, KernelResult, Measured
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
-from assay.harness.localize.experiment import NOTHING_TRIED, Experiments, contradicts, experiment
+from assay.harness.localize.experiment import (
+    NOTHING_TRIED,
+    Experiments,
+    agreeing,
+    experiment,
+    known_of_wrong,
+    standing,
+)
 from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
@@ -143,13 +150,7 @@ def check(
             first = next(iter(experiments.values()))
             if other is not None and first.place is not None:  # the simplest
                 other = drawn_call(first.place.shape, str(other[0].q.device)), other[1]
-            result = result.model_copy(
-                update={
-                    "findings": tuple(examined.findings(experiments)),
-                    "tried": first.tried,
-                    "axes": first.axes,
-                }
-            )
+            result = result.model_copy(update={"findings": tuple(examined.findings(experiments)), **first.said})
             read = experiments.get(OUTPUT, NOTHING_TRIED)
     result = concluded(result, guard, run, task.path, read_out, journal, read, late, other)
     return result.model_copy(update={"seconds": time.monotonic() - start})
@@ -194,19 +195,20 @@ def concluded(
 
     with few_threads([computed.call for computed in run.results]):
         smallest = smallest_call(guard, run, result.findings, path, other)
-        if result.tried is not None and any(contradicts(came, result.tried) for came in smallest.wrong):
-            result = result.model_copy(update={"tried": None})
+        wrong = known_of_wrong(smallest.wrong)
+        stands = {"tried": result.tried and standing(result.tried, wrong), "axes": agreeing(result.axes, wrong)}
+        result = result.model_copy(update=stands)
         smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
     findings = smallest.named_in(findings)
     shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
     result = result.model_copy(update=shown)
     if keeps_state(findings):  # its read-out and experiments depend on earlier calls
-        return result.model_copy(update={"tried": None, "axes": ()})
+        return result.model_copy(update={"tried": None, "axes": (), "by_numbers": False})
 
     reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
     # Correct calls do not show what a kernel does to its inputs, or at random.
-    wrong = any(computed.fails for computed in run.results) or any(finding.id == STATE_KEPT for finding in findings)
-    wanted = wrong and reader.wants(findings, run.results)
+    fails = any(computed.fails for computed in run.results) or any(finding.id == STATE_KEPT for finding in findings)
+    wanted = fails and reader.wants(findings, run.results)
     journal.write("stands", result=result, reading=wanted)
     if not wanted:
         return result

@@ -209,7 +209,8 @@ class MatrixRun:
 
 def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
     """Add the condition from experiments to a finding, if there is one."""
-    if experiments is None or (tried := experiments.tried) is None or not (tried.rule or tried.context):
+    tried = experiments.tried if experiments else None
+    if tried is None or tried.outside or not (tried.rule or tried.context):
         return finding
     counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
     return finding.model_copy(

@@ -85,7 +85,7 @@ def replay(
         ]
         seconds = time.monotonic() - start
         result = _result(kernel, run, examined, [*findings, *breaches], seconds, reproduce, envelope, untried)
-        return result.model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
+        return result.model_copy(update=experiments.said)
 
     experiments = NOTHING_TRIED
     with few_threads(calls):
@@ -150,7 +150,7 @@ def replay_recorded(
         known = _diagnosed(run, reproduce, experiments)
         seconds = time.monotonic() - start
         result = _result(candidate.name, run, examined, known, seconds, reproduce, not_tested=said, not_run=not_run)
-        return result.model_copy(update={"tried": experiments.tried, "axes": experiments.axes})
+        return result.model_copy(update=experiments.said)
 
     experiments = NOTHING_TRIED
     result = judged(experiments)

@@ -115,10 +115,12 @@ def _deliver(result: KernelResult, code: int, test: Path | None) -> int:
         write_whole(test, result.test)
         file_row("Test", test)
     elif test:
-        file_row(
-            "Test",
-            f"none: {'no wrong call is known' if not result.smallest else 'the wrong call fails only with others'}",
+        why = (
+            "the wrong call fails only with others, or with numbers too many for a test"
+            if result.smallest
+            else "no wrong call is known"
         )
+        file_row("Test", f"none: {why}")
     if result.not_run:
         from assay.harness.checks.jobs import ended_early
 

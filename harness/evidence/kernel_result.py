@@ -45,11 +45,11 @@ class Property(Part):
 
 
 class Axis(Part):
-    """One axis of the smallest failing call, varied with all others held."""
+    """One axis of the smallest failing call, varied with all others held, and compared with every call that was run."""
 
     name: str
-    wrong: tuple[Value, ...] = Field(description="values with which its sequence is wrong")
-    right: tuple[Value, ...] = Field(description="values with which it is right")
+    wrong: tuple[Value, ...] = Field(description="values with which a sequence is wrong")
+    right: tuple[Value, ...] = Field(description="values with which the smallest call is right, and no call is wrong")
 
 
 class Tried(Part):
@@ -70,6 +70,9 @@ class Tried(Part):
     )
     right: int = Field(description="other sequences on such calls: all were right")
     calls: int = Field(description="calls used by the experiments")
+    outside: int = Field(
+        0, description="wrong sequences outside the context, on all calls: the condition says nothing about them"
+    )
     part: tuple[Property, ...] = Field(
         (), description="which queries, heads and dims of such a sequence are wrong, by default all"
     )
@@ -190,6 +193,10 @@ class KernelResult(Part, RunRecord):
         None, description="the condition under which it is wrong, or null if none survived fresh calls"
     )
     axes: tuple[Axis, ...] = Field((), description="axes of the smallest failing call with values on which it is right")
+    by_numbers: bool = Field(
+        False,
+        description="whether the same call is wrong with some numbers and right with others, so that no axis describes the error",
+    )
     broken: tuple[CaseWhy, ...] = ()
     refused: tuple[CaseWhy, ...] = ()
     excluded: tuple[CaseWhy, ...] = Field((), description="cases that its declaration excludes")

@@ -35,6 +35,8 @@ TITLES = {
     LSE_WRONG: "log-sum-exp wrong",
 }
 """Findings in addition to the hypotheses of `assay.harness.attention.bugs.family.FAMILY`: id -> title."""
+# A head of calls with the same heads is right if it is so in this many wrong calls.
+_HEAD_RIGHT = 8
 _CACHED = {True: "with a cached prefix", False: "without a cached prefix"}
 
 
@@ -46,14 +48,15 @@ def diagnose(run: KernelRun, reproduce: str = "", tried: Tried | None = None) ->
     Args:
         run: its results.
         reproduce: a command that reproduces the findings.
-        tried: the condition under which the kernel is wrong, as experiments confirmed it. Without one, findings name the phases
-            that are wrong, and whether a prefix is cached, if all such calls agree.
+        tried: the condition under which the kernel is wrong, as experiments confirmed it. Without one that describes every wrong
+            call, findings name the phases that are wrong, and whether a prefix is cached, if all such calls agree.
 
     Returns:
         The findings, or an empty list if every cell is within its bound, every output was reproducible, no input was overwritten
         and no call was refused.
     """
     layers = sorted({result.call.layer for result in (*run.results, *run.drawn)})
+    tried = None if tried is not None and tried.outside else tried  # such a condition is not that of every wrong call
     with few_threads([result.call for result in run.results]):
         behaviour = _behaviour(run, layers, reproduce)
         changing = next((f for f in behaviour if f.id in (NONDETERMINISM, STATE_KEPT) and f.severity != "info"), None)
@@ -109,13 +112,14 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
     when, elsewhere = _when(cause, run, tried)
     names_phase = tried is not None and "phase" in {*tried.context, *(prop.feature for prop in tried.rule)}
     there = [f"in {' and '.join(cause.phases)}"] * (not names_phase) + [when] * bool(when)
-    spans = [*_of_layers(cause.layers, layers), _heads(cause)]
+    spans = [*_of_layers(cause.layers, layers), *filter(None, [_heads(cause)])]
+    place = " ".join([*there, *[f"({', '.join(spans)})"] * bool(spans)])
     return Finding(
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,
         severity="serious" if best is None else best.severity,
         where=", ".join([*there, *spans]).removeprefix("in "),
-        diagnosis=_diagnosis(cause, f"{' '.join(there)} ({', '.join(spans)})", elsewhere),
+        diagnosis=_diagnosis(cause, place, elsewhere),
         does=f"{does(best)} {_once(cause, run, when, tried)}".rstrip(),
         evidence=tuple(evidence),
         reproduce=reproduce,
@@ -190,12 +194,18 @@ def _of_layers(chosen: Collection[int], layers: Collection[int]) -> list[str]:
 
 
 def _heads(cause: Cause) -> str:
-    """Describe the wrong heads, or only whether all heads of each call are wrong if calls differ in heads."""
-    calls = [result.call for result in cause.failing]
-    if len({(call.spec.first_head, call.q.shape[1]) for call in calls}) > 1:
-        every = all(bool(result.failing.any(0).all()) for result in cause.failing)
-        return "all heads" if every else "some heads"
-    return some("head", cause.heads, range(max(call.spec.first_head + call.q.shape[1] for call in calls)))
+    """Describe the wrong heads, or only whether all heads are wrong if calls differ in heads; "" if too few calls show it."""
+    by_heads: dict[tuple[int, int, int], list[list[bool]]] = {}
+    for result in cause.failing:
+        call = result.call
+        key = call.spec.first_head, call.q.shape[1], call.k.shape[1]
+        by_heads.setdefault(key, []).append(result.failing.any(0).tolist())
+    if len(by_heads) > 1:
+        # Where the numbers decide, a head is right in some calls. So a head counts as right only if many such calls agree.
+        spared = [len(calls) for calls in by_heads.values() if not all(map(any, zip(*calls, strict=True)))]
+        return "all heads" if not spared else "some heads" if max(spared) >= _HEAD_RIGHT else ""
+    [(first, heads, _)] = by_heads
+    return some("head", cause.heads, range(first + heads))
 
 
 def _extent(cause: Cause, run: KernelRun) -> str:

@@ -27,8 +27,6 @@ from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding
 _CONFIRMED = 2
 # A name is withdrawn if it fails to explain more than this share of the wrong outputs: the kernel may have other faults too.
 _REFUTED = 0.1
-# An operator gets a hypothesis's name if both agree on this many wrong calls.
-_NAMED_ON = 8
 # With a declared quantisation, a picture hides errors of single weights up to this multiple of an output's error: an output is a
 # sum of weights, whose errors partly cancel.
 _NOISY_WEIGHTS = 10.0
@@ -41,15 +39,12 @@ _NAMES = BY_ID | _GAINS
 
 
 def _name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
-    """Return the hypothesis that gives the operator's outputs wherever the kernel was wrong, or None."""
+    """Return the hypothesis that gives the operator's outputs wherever the kernel was wrong, on every call, or None."""
     if operator.effect is None or operator.effect.id:
         return BY_ID.get(operator.effect.id) if operator.effect else None
     wrong = sorted(_wrong(samples), key=lambda s: s.size)
-    few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
-    if not few:
-        return None
-    fits = (bug for bug in FAMILY if all(_gives(bug, s)[s.bad].all() for s in few))
-    return next((bug for bug in fits if any(_defined(bug, s).any() for s in few)), None)
+    fits = (bug for bug in FAMILY if wrong and all(_gives(bug, s)[s.bad].all() for s in wrong))
+    return next((bug for bug in fits if any(_defined(bug, s).any() for s in wrong)), None)
 
 
 def said(read: ReadOut) -> str:

@@ -11,8 +11,8 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, M
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import log_sum_exp, sequences
 from assay.harness.attention.shapes import Shape
-from assay.harness.evidence.kernel_result import Property, Tried
-from assay.harness.localize.experiment import Experiments, contradicts, experiment
+from assay.harness.evidence.kernel_result import Axis, Property, Tried
+from assay.harness.localize.experiment import Experiments, agreeing, experiment, known_of_wrong, standing
 from assay.harness.localize.faults import Fault, WrongLses, WrongOutputs, breaks, writes_inputs, writes_outside
 from assay.harness.localize.features import features, words
 from assay.harness.localize.guard import Guard, attempt
@@ -122,7 +122,25 @@ def test_nothing_is_said_where_wrongness_depends_on_the_numbers() -> None:
         out = rounded_oracle(call)
         return torch.where(call.q[..., :1] > 0.9, 0, out)
 
-    assert tried(kernel, EXTEND).tried is None
+    found = tried(kernel, EXTEND)
+    assert (found.tried, found.axes, found.by_numbers) == (None, (), True)
+
+
+def test_a_value_is_right_only_if_no_call_with_it_was_wrong() -> None:
+    """Of two conditions, varying one axis of a call shows only the one that the call meets."""
+    found = tried(zeros_where(lambda call, b, new, prefix: prefix >= 129 or new == 5 or call.q.dtype == torch.bfloat16), EXTEND)
+    wrong = [known for known, bad in found.points if bad]
+    assert not found.by_numbers
+    assert {known["dtype"] for known in wrong} == {"float32", "bfloat16"}
+    assert "dtype" not in {axis.name for axis in found.axes}  # no value of it is right
+    for axis, feature in (("cached prefix", "prefix"), ("new tokens", "new")):
+        [right] = [{*seen.right} for seen in found.axes if seen.name == axis] or [set()]
+        assert not right & {known[feature] for known in wrong}
+
+    axes = Axis(name="dtype", wrong=("float32",), right=("bfloat16", "float16")), Axis(name="layer", wrong=(0,), right=(1,))
+    worst = Shape("extend", ((3, 40),), dtype=torch.float16, layer=1).make(0)
+    [axis] = agreeing(axes, known_of_wrong([attempt(zeros_where(lambda *_: True), worst)]))
+    assert axis == Axis(name="dtype", wrong=("float32", "float16"), right=("bfloat16",))
 
 
 def test_nothing_is_said_of_two_faults_at_once_or_once_the_budget_is_spent() -> None:
@@ -227,9 +245,10 @@ def test_a_wrong_call_of_anybody_contradicts_a_condition() -> None:
     )
     call = Shape("extend", ((3, 40), (3, 200))).make(0)
     both, second = (attempt(zeros_where(wrong), call) for wrong in (lambda *_: True, lambda call, b, new, prefix: b == 1))
-    assert contradicts(both, said)
-    assert not contradicts(second, said)
-    assert not contradicts(both, said.model_copy(update={"context": {"phase": "decode"}}))
+    assert standing(said, known_of_wrong([both])) is None
+    assert standing(said, known_of_wrong([second])) == said
+    narrow = said.model_copy(update={"context": {"phase": "decode"}})
+    assert standing(narrow, known_of_wrong([both])) == narrow.model_copy(update={"outside": 2})
 
 
 def test_a_limit_that_no_call_can_reach_is_the_roundest() -> None:
@@ -252,6 +271,7 @@ def test_where_no_rule_holds_on_all_calls_the_heads_and_dtype_of_the_base_are_he
     assert words(found.tried.rule, found.tried.context) == (
         f"extend, dtype is float32, head_dim is 64, q heads is 2, kv heads is 1, all else is as usual and cached prefix >= {limit}"
     )
+    assert found.tried.outside == sum(bad and not found.tried.context.items() <= known.items() for known, bad in found.points) > 0
 
 
 @declares(features=("lse", "window"))
