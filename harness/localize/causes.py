@@ -96,8 +96,9 @@ def causes(run: KernelRun) -> list[Cause]:
     """Find the causes of the cells that are out of bounds.
 
     The search first tries one bug for all failing layers together. If none fits, it explains each layer alone, and joins layers
-    with the same bug, heads and groups into one cause. In every wrong sequence, a hypothesis must match the output within the
-    call's bound in every cell of its layers and heads. Correct calls on which it would show are counted.
+    with the same bug, heads and groups into one cause, unless the bug would show on correct calls there. In every wrong sequence, a
+    hypothesis must match the output within the call's bound in every cell of its layers and heads. Correct calls on which it would
+    show are counted.
     """
     layers = sorted({result.call.layer for result in (*run.results, *run.drawn) if result.fails})
     if not layers:
@@ -117,7 +118,8 @@ def causes(run: KernelRun) -> list[Cause]:
     for layer in layers:
         alone = _explain(run, [layer], compared)
         bugs = tuple((h.id, h.about) for h in alone.hypotheses)
-        key = (bugs, alone.heads, frozenset(alone.wrong_groups)) if bugs else ()
+        # A bug that would show on correct calls of the layer explains the wrong ones by chance.
+        key = (bugs, alone.heads, frozenset(alone.wrong_groups)) if bugs and not alone.spared else ()
         groups.setdefault(key, []).append(layer)
     by_group = [_explain(run, group, compared) for group in groups.values()]
     return sorted(by_group, key=_rank)

@@ -207,3 +207,8 @@ def test_where_a_kernel_is_wrong_is_said_with_its_borders() -> None:
         "layer: Wrong 1, 7; Right 0, 2, 16",
     ):
         assert row in said
+    assert "It is wrong outside of this too." not in said
+    assert result.tried is not None
+    more = result.model_copy(update={"tried": result.tried.model_copy(update={"outside": 3}), "axes": (), "by_numbers": True})
+    assert "It is wrong outside of this too." in " ".join(printed(more).split())
+    assert "The error depends on the numbers: the same call is wrong with some" in " ".join(printed(more).split())

@@ -30,7 +30,7 @@ def test_the_line_that_names_the_cause_is_found_with_one_remedy(name: str) -> No
 def test_every_log_is_expected_and_every_cause_has_one() -> None:
     assert {path.stem for path in LOGS.glob("*.log")} == EXPECTED.keys()
     assert len(EXPECTED) >= 36
-    known = {cause for cause, _, _ in (*registry.failures("sglang").CAUSES, *CAUSES)} | {"kernel"}
+    known = {cause for cause, _, _ in (*registry.causes("sglang"), *CAUSES)} | {"kernel"}
     assert known - {one["cause"] for one in EXPECTED.values()} == {"stopped"}, "a SIGTERM leaves no log of its own"
 
 

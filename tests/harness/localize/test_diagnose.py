@@ -132,6 +132,13 @@ def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None
     assert "layer 0 of 3" in second.where
 
 
+def test_a_bug_that_would_show_on_correct_calls_of_its_layer_does_not_explain_that_layer_alone() -> None:
+    by_chance = fault("scale-missing", when=lambda new, prefix: prefix % 64 == 0)
+    [finding] = diagnose(run_and_repeat(shared(by_chance, lambda call: rounded_oracle(call).flip(-1)), calls(2)))
+    assert (finding.id, finding.does) == (UNEXPLAINED, "computes something other than attention")
+    assert "all 2 layers" in finding.where
+
+
 def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
     def odd(call: AttentionCall) -> Tensor:
         out = rounded_oracle(call)

@@ -144,6 +144,16 @@ def read_of(operator: Operator, samples: list[Sample]) -> ReadOut:
     return ReadOut(operator, sentence(operator), every, every, samples=tuple(samples))
 
 
+def test_a_name_must_give_every_wrong_output_and_not_only_those_of_some_calls() -> None:
+    bug, other = known_bug(BY_ID["mask-missing"]), Operator(constant(3.0))
+    samples = seen(bug, *(((new, 0),) for new in range(3, 19)))
+    known = _name_of(other, samples)
+    assert known is not None
+    assert known.id == "mask-missing"
+    samples[1:2] = seen(constant(3.0), ((4, 0),))
+    assert _name_of(other, samples) is None
+
+
 def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
     """Without its own key, the only query of a sequence sees nothing: that fits whatever is not finite."""
     operator = Operator(constant(float("nan")), Condition((Literal(Term("total"), "==", 1),)))
