@@ -55,7 +55,9 @@ def _largest(of: str, other: str, queries: Queries) -> Numbers:
         to = {"next": (kv + 1) % queries.kv_heads, "previous": kv - 1, "zero": 0 * kv}[other]
         used, own = size[to], size[kv]
     else:
-        sizes = np.array([np.abs(x[keys]).max((0, 2)) for _, keys in sequences(queries.call)])
+        sizes = np.array(
+            [np.abs(x[keys]).max((0, 2), initial=0.0) for _, keys in sequences(queries.call)]
+        )  # some have no keys
         there = 0 * seq if other == "first sequence" else np.maximum(seq - 1, 0)
         used, own = sizes[there, kv], sizes[seq, kv]
     return np.asarray(used / np.maximum(own, 1e-30))

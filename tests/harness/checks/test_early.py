@@ -94,3 +94,10 @@ def test_long_calls_are_made_in_falling_order_so_that_shorter_ones_follow() -> N
             for first in decode[:at]
             if first.q.shape[1:] == later.q.shape[1:] and first.k.shape[1:] == later.k.shape[1:] and first.q.dtype == later.q.dtype
         )
+
+
+def test_a_kernel_whose_log_sum_exps_are_wrong_by_far_is_not_run_on_all() -> None:
+    every = results(order(), lambda condition: 0.5)
+    for _, result in every:
+        result.lse_errors = SimpleNamespace(excess=1e3)  # type: ignore[misc]
+    assert clearly_wrong(every[: len(first())], len(first()), order())

@@ -17,7 +17,7 @@ from assay.harness.readout.conditions import Condition, Literal, Term
 from assay.harness.readout.edges import Amount, Sum
 from assay.harness.readout.effects import Answer, _block_scales, _kv_heads, _online_softmax, general_effects, merged, multiplied
 from assay.harness.readout.forms import Row, Tolerance, fits
-from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
+from assay.harness.readout.formulas import DESCALES, SCALES, TIMES, Formula, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.operators import Effect, Operator
 from assay.harness.readout.queries import Queries
@@ -113,3 +113,10 @@ def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect) -> 
         if bad.any():
             answers.append((queries, out, bad))
     assert words([effect])[0] in words(general_effects(answers))
+
+
+@pytest.mark.parametrize("scales", DESCALES, ids=lambda scales: scales[0].words)
+def test_a_scale_of_other_keys_is_computed_beside_a_sequence_without_keys(scales: tuple[Formula, Formula]) -> None:
+    given = call_of([(0, 0), (5, 12)], (4, 2), 32, torch.float32, "cpu", seed=1)
+    queries = Queries(given, range(len(given.q)))
+    assert all(np.isfinite(scale.of(queries)).all() for scale in scales)

@@ -13,7 +13,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run.collect import collect
 from assay.reports.wording.verdict import reasons
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = pytest.mark.server
 
 
 def test_a_correct_kernel_passes_every_suite_on_servers_that_are_already_running(pair_run: Any) -> None:
