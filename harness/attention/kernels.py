@@ -203,6 +203,9 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
 def _respelt(name: str) -> str:
     """Advise on a name that means ``module:function`` but is a path or has a dot, or return an empty string."""
     module, colon, function = name.partition(":")
+    file = Path(module)
+    if file.is_absolute() and file.suffix == ".py" and file.is_file():
+        return f"kernels are named as modules: in {file.parent}, write it as {file.stem}:{function or 'FUNCTION'}"
     module = module.removeprefix("./").removesuffix(".py").replace("/", ".")
     if not colon:
         module, _, function = module.rpartition(".")

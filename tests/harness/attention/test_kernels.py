@@ -190,3 +190,10 @@ def test_a_call_with_a_feature_that_is_not_declared_is_refused_by_name() -> None
     assert declaration(capped).excludes(call) == "sinks"
     both = declares(features=("softcap", "sinks"))(lambda call: call.q.clone())
     assert torch.equal(kernels.run_kernel("both", both, call), call.q)
+
+
+def test_the_path_of_a_file_is_answered_with_the_module_to_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def forward(call): ...\n")
+    with pytest.raises(UsageError) as raised:
+        kernels.find("", f"{tmp_path}/mine.py:forward")
+    assert raised.value.do == f"kernels are named as modules: in {tmp_path}, write it as mine:forward"
