@@ -53,10 +53,11 @@ def clip(text: str, limit: int) -> str:
 
 
 def some(what: str, chosen: Collection[int], of: Collection[int]) -> str:
-    """Name some of several: "all 4 layers", "layer 2 of 4", "heads 0-2, 7 of 8"."""
+    """Name some of several: "all 4 layers", "layer 2 of 4", "heads 0-2, 7 of 8"; "layer 21 among 5" where numbers are left out."""
     if len(chosen) == len(of):
         return f"all {len(of)} {what}s" if len(of) > 1 else f"{what} {next(iter(of))}"
-    return f"{what}{'s' if len(chosen) > 1 else ''} {ranges(chosen)} of {len(of)}"
+    word = "of" if max(of) < len(of) else "among"
+    return f"{what}{'s' if len(chosen) > 1 else ''} {ranges(chosen)} {word} {len(of)}"
 
 
 def ranges(numbers: Collection[int]) -> str:

@@ -201,7 +201,8 @@ def concluded(
         smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
     findings = smallest.named_in(findings)
     shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
-    result = result.model_copy(update=shown)
+    # A call that is wrong in this process alone differs by what was called before, not by its numbers.
+    result = result.model_copy(update=shown | {"by_numbers": result.by_numbers and smallest.alone})
     if keeps_state(findings):  # its read-out and experiments depend on earlier calls
         return result.model_copy(update={"tried": None, "axes": (), "by_numbers": False})
 

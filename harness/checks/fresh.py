@@ -111,7 +111,8 @@ def in_fresh_process(
         if shown.kind == "chance" or shown.kind == "unshown":
             findings = with_evidence(only_of_chance(findings, shown.kind == "chance"), f"{words}; {why}")
         words += f"; {why}" if words else ""
-    return Smallest(words, source), list(findings)
+    alone = shown.kind in ("alone", "untried")
+    return Smallest(words, source, alone=alone), list(findings)
 
 
 def _shown(

@@ -42,11 +42,13 @@ class Smallest:
         words: a description of the calls.
         source: writes a test for a finding, or None if a test cannot hold the calls.
         wrong: the wrong outputs on the way to them.
+        alone: False if they are right in a fresh process, so that the kernel is wrong by earlier calls or by chance.
     """
 
     words: str = ""
     source: Callable[[Finding], str] | None = None
     wrong: Sequence[CallResult] = ()
+    alone: bool = True
 
     def test(self, findings: Sequence[Finding]) -> str:
         """Write a pytest file that describes the first finding about outputs, or else the first; return "" without a source."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.text import clip, in_units, met, one_line, points, ranges, three_digits, times, visible
+from assay.harness.text import clip, in_units, met, one_line, points, ranges, some, three_digits, times, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -112,3 +112,9 @@ def test_a_unit_is_singular_for_one_alone(shown: str, unit: str, said: str) -> N
 @pytest.mark.parametrize(("number", "said"), [(1.0, "1 point"), (0.96, "1 point"), (1.1, "1.1 points"), (0.0, "0 points")])
 def test_points_are_a_number_with_its_unit(number: float, said: str) -> None:
     assert points(number) == said
+
+
+def test_some_of_several_are_named_with_their_number_or_among_those_there_were() -> None:
+    assert some("layer", {0, 1}, {0, 1}) == "all 2 layers"
+    assert some("head", {0, 1, 7}, range(8)) == "heads 0-1, 7 of 8"
+    assert some("layer", {21}, {0, 3, 21}) == "layer 21 among 3"

@@ -134,6 +134,7 @@ def test_no_printed_test_is_green(
     if name == "coin":
         assert not result.test
         assert STATE_KEPT not in kinds
+        assert not result.by_numbers, "the same numbers are right another time"
     else:
         (tmp_path / "test_printed.py").write_text(result.test)
         assert python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_printed.py", cwd=tmp_path).returncode == 1
