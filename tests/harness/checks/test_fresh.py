@@ -19,6 +19,9 @@ from assay.harness.checks.check import check as check_here
 from assay.harness.checks.fresh import _ChanceError, _Fresh, _sequence, _smallest
 from assay.harness.checks.jobs import check
 from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT
+from assay.harness.localize.experiment import Experiments
+from assay.harness.localize.faults import OUTPUT
+from assay.harness.localize.shrink import Smallest
 
 CALLS = [
     call_of([(5 + n, 3 * n)], (4, 2), 64, [torch.float32, torch.float16][n % 2], "cpu", n).with_spec(layer=n) for n in range(8)
@@ -134,7 +137,6 @@ def test_no_printed_test_is_green(
     if name == "coin":
         assert not result.test
         assert STATE_KEPT not in kinds
-        assert not result.by_numbers, "the same numbers are right another time"
     else:
         (tmp_path / "test_printed.py").write_text(result.test)
         assert python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_printed.py", cwd=tmp_path).returncode == 1
@@ -153,3 +155,15 @@ def test_no_condition_is_said_of_calls_that_are_right_at_first_and_wrong_later()
     result = check_here(long_before, phases=["decode"], dtypes=["float32"], head_dims=[64], read_out=20)
     assert (result.tried, result.axes) == (None, ())
     assert [finding.id for finding in result.findings] == [STATE_KEPT]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_numbers_decide_only_of_a_call_that_fails_alone(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is right in a fresh process is wrong by what was called before, with the same numbers."""
+    monkeypatch.setattr("assay.harness.checks.check.explore", lambda *given: {OUTPUT: Experiments(by_numbers=True)})
+    monkeypatch.setattr(
+        "assay.harness.checks.fresh.in_fresh_process",
+        lambda smallest, guard, run, findings, *given: (Smallest("it", alone=alone), findings),
+    )
+    result = check_here(halved_where(lambda seen: True), **(FEW | {"read_out": 0.1}))
+    assert (result.verdict, result.by_numbers) == ("regression", alone)

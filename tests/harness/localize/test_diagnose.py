@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,8 +18,8 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.evidence.kernel_result import Property, Tried
-from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, causes
-from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
+from assay.harness.localize.diagnose import _heads, diagnose
 from assay.harness.localize.guard import run_and_repeat
 from assay.harness.verdict import UNEXPLAINED, Finding
 
@@ -235,3 +237,16 @@ def test_a_condition_that_names_a_phase_says_it_once() -> None:
     [finding] = diagnose(run, tried=Tried(rule=rule, wrong=15, right=15, calls=300))
     assert finding.where == "where extend, all 4 heads"
     assert 'scale missing" where extend (all 4 heads)' in finding.diagnosis
+
+
+@pytest.mark.parametrize(("spared", "said"), [(0, "all heads"), (7, ""), (8, "some heads")])
+def test_a_head_is_called_right_only_if_many_wrong_calls_agree(spared: int, said: str) -> None:
+    """Where the numbers decide, a head is right in some wrong calls by chance."""
+
+    def wrong(heads: list[bool]) -> SimpleNamespace:
+        call = SimpleNamespace(spec=SimpleNamespace(first_head=0), q=torch.zeros(1, len(heads), 1), k=torch.zeros(1, 1, 1))
+        return SimpleNamespace(call=call, failing=torch.tensor([heads]))
+
+    failing = [wrong([True, True]), *(wrong([True, False, True]) for _ in range(spared))]
+    failing += [wrong([True, True, True])] * (not spared)
+    assert _heads(cast(Cause, SimpleNamespace(failing=failing, heads=(0, 1)))) == said

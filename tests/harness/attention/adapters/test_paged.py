@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
+from assay.harness.attention.adapters.adapter import block_table
 from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.attention.declaration import declaration
 from assay.harness.attention.matrix import Case, cases
+from assay.harness.attention.paging import PagedKV
 from assay.harness.checks.check import check
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
@@ -115,3 +118,12 @@ def test_a_parameter_that_nobody_knows_is_refused_by_name() -> None:
 
     with pytest.raises(KernelRefused, match="the nearest is paged: it requires plan, which that does not have"):
         kernels.taking_calls("mine", mine)
+
+
+def test_a_block_table_is_wider_than_the_longest_sequence_and_a_part_of_a_wider_one() -> None:
+    """A kernel that took the pages of the longest sequence for the width of the table passed."""
+    pool = cast(PagedKV, SimpleNamespace(block_table=torch.zeros(2, 3, dtype=torch.int32), stale=9))
+    table = block_table(pool, page=16, keys=48)
+    assert table.tolist() == [[0, 0, 0, 9]] * 2
+    assert table.stride(0) == 5
+    assert block_table(pool, page=16, keys=4096).shape == (2, 256)
