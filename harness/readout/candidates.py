@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.harness.localize.reading import Flags, Numbers
+from assay.harness.localize.reading import Flags, Numbers, softmax
 from assay.harness.readout.conditions import Table, conditions_of
 from assay.harness.readout.edges import Search, Sum, amounts_of, edges
 from assay.harness.readout.effects import MERGES, PARTS, merged, multiplied
@@ -24,7 +24,7 @@ from assay.harness.readout.samples import Sample, common, every, near
 _PLAIN = 3.5
 # Correct rows to test a rule on: of a reading, and of queries that were not read.
 _RIGHT_ROWS, _OTHER_ROWS = 12, 4
-# A correct weight below this says little about whether its key is seen.
+# A weight that is below this if its key is seen says little about whether it is.
 _FAINT = 1e-5
 # In a row with more keys, only some are examined: odd ones, their neighbours, the ends, and some in between.
 _MANY_KEYS = 160
@@ -99,9 +99,11 @@ def _universes(rows: Sequence[_Row]) -> Iterable[tuple[str, Table, Numbers]]:
         t, h = divmod(place, queries.heads)
         seen, own = queries.visible[t], queries.own_rows[t]
         actual = seen.astype(float) if factors is None else factors
-        faint = seen & (queries.weights[t, h, queries.own[h]] < _FAINT)
-        for name, inside in (("seen", seen & ~faint), ("hidden", own & ~seen), ("foreign", ~own)):
-            keys = _looked_at(inside, actual != float(name == "seen"), draw)
+        every_key = np.ones_like(own)
+        for name, inside, rivals in (("seen", seen, seen), ("hidden", own & ~seen, own), ("foreign", ~own, every_key)):
+            usual = actual == float(name == "seen")
+            faint = softmax(queries.own_scores[t, h], rivals) < _FAINT
+            keys = _looked_at(inside & ~(faint & usual), ~usual, draw)
             if len(keys):
                 features = chosen(queries.pairs, keys + place * queries.call.k.shape[0])
                 universes[name].append((features, actual[keys]))

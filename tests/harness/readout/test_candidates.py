@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,9 +38,8 @@ def outputs(effect: Effect, given: AttentionCall) -> Tensor:
     return torch.from_numpy(Operator(effect).outputs(queries))
 
 
-def explained(effect: Effect, number: int) -> Sample:
+def explained(effect: Effect, given: AttentionCall) -> Sample:
     """What is read off a kernel with this effect in one call."""
-    given = call(number)
     queries = Queries(given, range(len(given.q)))
     reading = read(lambda one: outputs(effect, one), given, range(len(given.q)))
     assert reading is not None
@@ -51,7 +51,7 @@ def explained(effect: Effect, number: int) -> Sample:
 
 
 def readings(effect: Effect) -> list[Sample]:
-    found = [explained(effect, number) for number in range(len(CALLS))]
+    found = [explained(effect, call(number)) for number in range(len(CALLS))]
     return [one for one in found if one.bad.any()]
 
 
@@ -97,6 +97,16 @@ def test_a_rule_on_keys_is_mined(effect: KeyFactors) -> None:
     rules = key_factors(readings(effect))
     given = [Queries(call(number), range(sum(new for new, _ in CALLS[number]))) for number in range(len(CALLS))]
     assert any(all(np.allclose(rule.outputs(one), effect.outputs(one)) for one in given) for rule in rules)
+
+
+def test_keys_whose_weight_would_be_too_small_to_read_do_not_hide_a_rule() -> None:
+    no_mask = KeyFactors((KeyFactor("hidden", only(), 1.0),))
+    given = call(1)
+    sharp = replace(given, q=given.q * 8)
+    sample = explained(no_mask, sharp)
+    factors = np.array([fit.keys for fits_ in sample.fits or () for fit in fits_ if fit.form == "keys"])
+    assert (factors[:, :17] == 0).any(), "each hidden key has a weight"
+    assert no_mask.parts in [rule.parts for rule in key_factors([sample])]
 
 
 @pytest.mark.few(8)
