@@ -12,8 +12,8 @@ from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import log_sum_exp, sequences
 from assay.harness.attention.shapes import Shape
 from assay.harness.evidence.kernel_result import Axis, Property, Tried
-from assay.harness.localize.experiment import Experiments, _between, agreeing, experiment, known_of_wrong, standing
 from assay.harness.localize.drawing import Drawer
+from assay.harness.localize.experiment import Experiments, _between, agreeing, experiment, known_of_wrong, standing
 from assay.harness.localize.faults import Fault, WrongLses, WrongOutputs, breaks, writes_inputs, writes_outside
 from assay.harness.localize.features import features, words
 from assay.harness.localize.guard import Guard, attempt
