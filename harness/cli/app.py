@@ -34,7 +34,7 @@ _GROUPS = {
     },
     "Servers": {
         "run": ("run", "Ask both servers the same questions; decide if the candidate may merge."),
-        "gate": ("gate", "Run in CI, with the policy and the accepted baselines."),
+        "gate": ("gate", "Run in CI, with the policy; accept a reference."),
         "bench": ("run", "Time both servers side by side; judge the ratio of their times."),
         "bisect": ("bisect", "Find the layers, or the commit, that an error comes from."),
         "invariance": ("invariance", "Toggle features that should not affect outputs; compare them."),

@@ -79,14 +79,6 @@ _ALL = (
         missing="the candidate's kernel did not run on the op-level matrix",
     ),
     _Titles(
-        "candidate-baseline", "an accepted baseline of the candidate matches",
-        missing="the accepted baseline of the candidate is stale",
-        unchecked="no baseline of the candidate was accepted",
-    ),
-    _Titles(
-        "reference-baseline", "the stored reference was accepted under the same conditions",
-    ),
-    _Titles(
         "workload-sensitive", "every suite detected a fault seeded in the running servers",
         missing="not every suite detected a fault seeded in the running servers",
         unchecked="no fault was seeded in the running servers",

@@ -78,15 +78,15 @@ class Stores:
         shutil.copytree("runs/a", "runs/whole")
         return by_kind(Path("runs/a")), [
             ["report", "runs/a"], ["compare", "runs/a", "runs/whole"], ["compare", "runs/whole", "runs/a"],
-            ["gate", "accept", "runs/a", "--yes", "--baselines=accepted"], ["ingest", "runs/a"], ["runs", "runs"],
+            ["gate", "accept", "runs/a", "--baselines=accepted"], ["ingest", "runs/a"], ["runs", "runs"],
         ]  # fmt: skip
 
     def baselines(self) -> tuple[Files, Commands]:
-        self.recorded.gated(Path("runs/a"))
-        accept = ["gate", "accept", "runs/a", "--yes", "--widen=meant", "--baselines=runs/a-baselines"]
-        gate = ["gate", *SIDES, "--baselines=runs/a-baselines", "--suites=accuracy", "--questions=8", "--out=gated"]
-        return [*Path("runs/a-baselines").rglob("*.json*"), *Path("runs/a/baseline").rglob("*.json*")], [
-            accept,
+        self.recorded.with_stored(Path("runs/a"))
+        (place,) = Path("runs/a-baselines").iterdir()
+        gate = ["gate", *SIDES, f"--reference={place}", "--suites=accuracy", "--questions=8", "--out=gated"]
+        return [*place.rglob("*.json*"), *Path("runs/a/baseline").rglob("*.json*")], [
+            ["gate", "accept", "runs/a-accepted", "--baselines=runs/a-baselines"],
             ["report", "runs/a"],
             gate,
         ]
