@@ -131,7 +131,7 @@ def test_the_repository_has_one_url() -> None:
             r"(?:https://[\w.]+/|git\+|REPOSITORY: )(your-organisation/assay\b|https://[\w./-]+/assay\b)", file.read_text()
         )
     }
-    assert {url.removeprefix("https://github.com/") for url in urls} == {extras.REPOSITORY.removeprefix("https://github.com/")}
+    assert {url.removeprefix("https://github.com/") for url in urls} == {"your-organisation/assay"}
 
 
 README = (ROOT / "README.md").read_text()
