@@ -157,7 +157,7 @@ def _sweep() -> SweepResult:
     def cell(key: str, axes: dict[str, str], verdict: Any, headline: str = "", problem: str = "") -> SweptCell:
         return SweptCell(
             key=key, command=("run", axes["candidate"]), axes=axes, verdict=verdict, problem=problem, seconds=212.0,
-            headline=headline, environment={"torch": "2.9"},
+            headline=headline,
         )  # fmt: skip
 
     model, other = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B-Instruct-2507"
