@@ -250,11 +250,17 @@ class Forked:
             import subprocess
 
             raise subprocess.TimeoutExpired("a guardian", timeout or 0.0)
+        pid, until = int.from_bytes(self._said[:_WORD], "little"), time.monotonic() + HELPER_GRACE_S
+        with contextlib.suppress(ProcessLookupError):  # which says that it has ended after its last message
+            while pid and time.monotonic() < until:
+                os.kill(pid, 0)
+                time.sleep(0.001)
         return status
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None and self._said:
-            os.kill(int.from_bytes(self._said, "little"), number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int.from_bytes(self._said, "little"), number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
