@@ -35,7 +35,7 @@ from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_FINDINGS, LSE_WRONG
 from assay.harness.localize.raised import RAISED
 from assay.harness.text import counted, percent
-from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious, with_evidence
 
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. Its declaration should state what it
 # does not support, instead of leaving that to refusals.
@@ -162,7 +162,8 @@ class MatrixRun:
         changing = [finding for finding in findings if outside and finding.id in (STATE_KEPT, NONDETERMINISM)]
         for finding in changing:
             outside[0] = also(outside[0], finding)
-        return [*(finding for finding in findings if finding not in changing), *outside]
+        every = [*(finding for finding in findings if finding not in changing), *outside]
+        return with_evidence(every, *(line for tried in experiments.values() for line in tried.failed))
 
     def _bugs(self, experiments: Experiments) -> list[Finding]:
         """Diagnose the computed cases; findings hold on the calls of experiments too."""

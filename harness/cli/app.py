@@ -30,7 +30,6 @@ _GROUPS = {
         "check": ("kernel", "Check a kernel on the op-level matrix; name what is wrong."),
         "replay": ("kernel", "Check a kernel on recorded calls; name what is wrong."),
         "explain": ("kernel", "Explain a finding: wrong and right code, reports, advice."),
-        "init": ("init", "Write an assay.toml, a test and a CI workflow for this folder."),
     },
     "Servers": {
         "run": ("run", "Ask both servers the same questions; decide if the candidate may merge."),
@@ -41,7 +40,7 @@ _GROUPS = {
         "fingerprint": ("fingerprint", "Show what a server really runs: tokens, RoPE, weights, backends."),
         "backends": ("run", "List backends and kernels; measure what backends honour."),
         "sweep": ("sweep", "Run a command over axes, such as kernels x models."),
-        "doctor": ("init", "Check this environment: what a run needs and what is missing."),
+        "doctor": ("doctor", "Check this environment: what a run needs and what is missing."),
     },
     "Results": {
         "report": ("run", "Judge a run again, and rewrite and show its report."),

@@ -225,6 +225,7 @@ class Experiments:
         kept: small calls that were made, with their shapes.
         points: the features of all sequences that were run, and whether each was wrong.
         drawer: draws more shapes.
+        failed: what went wrong in them, as lines of evidence.
     """
 
     tried: Tried | None = None
@@ -234,6 +235,7 @@ class Experiments:
     kept: Sequence[tuple[Shape, CallResult]] = ()
     points: Sequence[tuple[Known, bool]] = ()
     drawer: Drawer | None = None
+    failed: tuple[str, ...] = ()
 
     @property
     def said(self) -> dict[str, object]:
@@ -418,8 +420,9 @@ def _between(lab: Lab, drawer: Drawer, context: Known, rule: Rule) -> Iterator[S
             sorted((wrong, right)),
             (wrong + right) / 2,
         )
-        there = np.flatnonzero(points.meeting(others))
-        nearest = [places[int(i)] for i in there[np.argsort(points.off(prop)[there], kind="stable")]]
+        off = points.off(prop)  # infinite where a sequence has no such number
+        there = np.flatnonzero(points.meeting(others) & np.isfinite(off))
+        nearest = [places[int(i)] for i in there[np.argsort(off[there], kind="stable")]]
         kinds: dict[tuple[object, ...], Place] = {}
         for place in nearest:
             kinds.setdefault((place.shape.phase, place.shape.heads, len(place.shape.lens)), place)

@@ -12,7 +12,8 @@ from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import log_sum_exp, sequences
 from assay.harness.attention.shapes import Shape
 from assay.harness.evidence.kernel_result import Axis, Property, Tried
-from assay.harness.localize.experiment import Experiments, agreeing, experiment, known_of_wrong, standing
+from assay.harness.localize.drawing import Drawer
+from assay.harness.localize.experiment import Experiments, _between, agreeing, experiment, known_of_wrong, standing
 from assay.harness.localize.faults import Fault, WrongLses, WrongOutputs, breaks, writes_inputs, writes_outside
 from assay.harness.localize.features import features, words
 from assay.harness.localize.guard import Guard, attempt
@@ -103,6 +104,19 @@ def test_borders_are_found_by_bisection_and_the_smallest_call_is_simple() -> Non
     [axis] = [axis for axis in found.axes if axis.name == "cached prefix"]
     assert (min(axis.wrong), max(axis.wrong)) == (202, 341)
     assert {201, 342} <= set(axis.right)
+
+
+def test_a_limit_on_a_number_that_some_sequences_lack_is_bisected() -> None:
+    wrong = zeros_where(lambda call, b, new, prefix: b > 0 and call.lens_q[b - 1] >= 40)
+    lab = Lab(Guard(wrong, memory=False), frozenset(((64, 64),)), (torch.float32,), "cpu", lambda: 0.0)
+    shapes = [Shape("extend", ((before, 0), (3, 0))) for before in (9, 80)]
+    for shape in (*shapes, Shape("extend", ((70, 0),))):
+        lab.ask(shape)
+    drawer = Drawer(lab, Place(shapes[1], 1), {"heads": ((2, 1),)}, 0)
+    rule = (Property(feature="before_new", kind=">=", values=(80.0,)),)
+    asked = list(_between(lab, drawer, {}, rule))
+    assert asked
+    assert all(9 < shape.lens[0][0] < 80 for shape in asked)
 
 
 def test_right_answers_refute_nothing_on_data_on_which_the_fault_may_not_show() -> None:
