@@ -113,7 +113,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gate(session: nox.Session) -> None:
-    """Run, apply policy and baselines, and exit with the verdict; flags after -- go to `assay gate`."""
+    """Run, apply the policy, and exit with the verdict; flags after -- go to `assay gate`."""
     assay(session, "gate")
 
 

@@ -196,7 +196,7 @@ class RunSpec(Settings):
 
     @property
     def regression_alpha(self) -> float:
-        """Level of each suite's test of a regression: alpha, shared among the suites and the comparison with a baseline."""
+        """Level of each suite's test of a regression: alpha, shared among the suites and the op-level matrix."""
         return self.policy.alpha / (len(self.workload.suites) + 1)
 
     @property
@@ -247,13 +247,13 @@ FIELDS: dict[str, FieldInfo] = {
 """The settings of a run, by the name of the flag that sets them."""
 # Lines that a team agrees on once, not from run to run.
 _FILE_ONLY = (
-    "alpha", "bounds", "budget_mb", "concurrency", "envelope_tokens", "greedy_margin", "greedy_prompts", "growth", "length_bound",
+    "alpha", "bounds", "budget_mb", "concurrency", "envelope_tokens", "greedy_margin", "greedy_prompts", "length_bound",
     "logits_limit", "logits_prompts", "max_tokens", "order_seed", "request_timeout", "require",
 )  # fmt: skip
 FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
 """Settings that are flags, too; the others can be set only in ``assay.toml``."""
-# Flags that only a run with the accepted baselines has.
-_GATE_FLAGS = ("baselines", "fingerprint")
+# Flags that only a gate has.
+_GATE_FLAGS = ("fingerprint",)
 RUN_FLAGS = tuple(name for name in FLAGS if name not in _GATE_FLAGS)
 REPEATED = ("engine_arg", *(f"{role}_{name}" for role in ROLES for name in ("arg", "env", "with")))
 """Flags that may be given several times."""

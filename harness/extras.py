@@ -17,8 +17,6 @@ from assay.harness.errors import UsageError
 Extra = Literal["reports", "serve", "ray"]
 DISTRIBUTION = "assay-harness"
 """The name for pip. The package index has another project by the name of the command and of the import package."""
-REPOSITORY = "https://github.com/your-organisation/assay"
-"""Where pip finds the distribution, since no package index has it. Examples and documentation repeat it; a test compares."""
 
 
 def require(extra: Extra, command: str) -> None:

@@ -54,9 +54,7 @@ class Policy(Settings):
     envelope_tokens: int = Field(
         256, ge=128, le=1_000_000, description="length in tokens up to which calls must be compared for a pass"
     )
-    baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
     fingerprint: str = Field("", description="accepted fingerprint, which the candidate must match; by default none")
-    growth: float = Field(1.5, ge=1, description="largest growth of an error over the accepted baseline's, as a factor")
     given_by: dict[str, str] = Field({}, description="where each line that was given came from")
 
     _split = field_validator("require", mode="before")(lambda value: split_words(value))
@@ -90,7 +88,7 @@ class Policy(Settings):
         """
         weaker = {
             name: getattr(self, name) > Policy.model_fields[name].default
-            for name in ("margin", "alpha", "greedy_margin", "latency_bound", "length_bound", "growth")
+            for name in ("margin", "alpha", "greedy_margin", "latency_bound", "length_bound")
         }
         weaker["logits_limit"] = self.logits_limit is not None
         weaker["require"] = "require" in self.given_by and not self.require

@@ -45,7 +45,7 @@ _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside the page, and their
 _MOST_MISSING, _MOST_SUITES = 3, 4  # rows of the first screen
 _LABELS = {
     "accuracy": "Questions", "greedy": "Texts", "logits": "Logits", "layers": "Layers", "matrix": "Kernel",
-    "baseline": "Baseline", "latency": "Latency",
+    "latency": "Latency",
 }  # fmt: skip
 _SUITES = 12  # suites that a terminal and Markdown show
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")

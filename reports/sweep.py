@@ -23,9 +23,6 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
     """Build the document of every cell, the worst first."""
     body: list[Block] = [Line("Some cells did not run: it was interrupted.", "strong")] if result.interrupted else []
     body.append(Section("Cells", [_cells(result)], "cells"))
-    if mixed := _environments(result):
-        told = Line("Cells ran in different environments: compare them with care.", "strong")
-        body.append(Section("Environments", [told, mixed], "environments"))
     return Document(
         command="sweep",
         title=one_line(Path(result.folder).name, 60),
@@ -49,9 +46,14 @@ def _worst_first(result: SweepResult) -> list[SweptCell]:
     return sorted(result.cells, key=lambda cell: order.index(cell.verdict))
 
 
+def _varied(result: SweepResult) -> list[str]:
+    """Return the axes with several values, or all axes if none has."""
+    return [name for name in result.axes if len({cell.axes[name] for cell in result.cells}) > 1] or list(result.axes)
+
+
 def _screen(result: SweepResult) -> list[Row]:
     """Return a row for each of the worst cells: its verdict, its place on the axes that vary, and why."""
-    varied = [name for name in result.axes if len({cell.axes[name] for cell in result.cells}) > 1] or list(result.axes)
+    varied = _varied(result)
     rows, cells = list[Row](), _worst_first(result)
     for before, cell in zip([None, *cells], cells[:_FIRST], strict=False):
         same = before is not None and before.verdict == cell.verdict
@@ -60,36 +62,18 @@ def _screen(result: SweepResult) -> list[Row]:
         rows.append(Row("" if same else cell.verdict or NOT_RUN, f"{place}: {why}" if why else place))
     rows += [Row("", f"and {counted(len(cells) - _FIRST, 'more cell')}")] if len(cells) > _FIRST else []
     rows += [Row("Interrupted", "not all cells were run")] if result.interrupted else []
-    rows += (
-        [Row("Environments", "cells ran in different ones: compare them with care")] if _environments(result) else []
-    )
     return [*rows, MORE]
 
 
 def _cells(result: SweepResult) -> Table:
-    rows: list[tuple[Words, ...]] = []
+    rows, varied = list[tuple[Words, ...]](), _varied(result)
     for cell in _worst_first(result):
         verdict = Cell(cell.verdict, cell.verdict) if cell.verdict else NOT_RUN
         log = Cell(cell.key, code=True, link=f"cells/{cell.key}/{LOG}") if cell.verdict else cell.key
-        axes = [one_line(cell.axes[name], 60) for name in result.axes]
+        axes = [one_line(cell.axes[name], 60) for name in varied]
         took = f"{cell.seconds:,.1f} s" if cell.verdict else NOTHING
         rows.append((verdict, *axes, took, one_line(cell.problem or cell.headline, 200), log))
-    return Table(("Verdict", *result.axes, "Took", "Why", "Cell"), rows, style="runs stacked", most=_MOST)
-
-
-def _environments(result: SweepResult) -> Table | None:
-    """Tabulate the environments in which the cells ran, or return None if there was only one."""
-    by_versions: dict[tuple[tuple[str, str], ...], list[SweptCell]] = {}
-    for cell in result.cells:
-        if versions := tuple(sorted(cell.environment.items())):
-            by_versions.setdefault(versions, []).append(cell)
-    if len(by_versions) < 2:
-        return None
-    rows = [
-        (" ".join(f"{name} {version}" for name, version in versions), str(len(cells)))
-        for versions, cells in by_versions.items()
-    ]
-    return Table(("Versions", "Cells"), rows, numbers=(1,))
+    return Table(("Verdict", *varied, "Took", "Why", "Cell"), rows, style="runs stacked", most=_MOST)
 
 
 def _suite(result: SweepResult) -> Suite:

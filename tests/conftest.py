@@ -366,13 +366,17 @@ def jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def left_processes() -> Callable[[], list[psutil.Process]]:
-    """A function that returns the processes below this one that the test has started, without those of a browser."""
+    """A function that returns the processes below this one that the test has started, without those of a browser and templates."""
+    from assay import worker
+
     before = psutil.Process().children(recursive=True)
     browser = ("chromium", "chromedriver")  # of the same worker's other tests; it starts processes whenever it likes
 
     def left() -> list[psutil.Process]:
         now = psutil.Process().children(recursive=True)
-        return [one for one in now if one not in before and not one.name().startswith(browser)]
+        template = worker._template and worker._template.process
+        others = [one for one in now if one not in before and one.pid != (template and template.pid)]
+        return [one for one in others if not one.name().startswith(browser)]
 
     return left
 

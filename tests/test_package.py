@@ -131,7 +131,7 @@ def test_the_repository_has_one_url() -> None:
             r"(?:https://[\w.]+/|git\+|REPOSITORY: )(your-organisation/assay\b|https://[\w./-]+/assay\b)", file.read_text()
         )
     }
-    assert {url.removeprefix("https://github.com/") for url in urls} == {extras.REPOSITORY.removeprefix("https://github.com/")}
+    assert {url.removeprefix("https://github.com/") for url in urls} == {"your-organisation/assay"}
 
 
 README = (ROOT / "README.md").read_text()
@@ -352,7 +352,7 @@ except AssayError as error:
 IMPORTABLE = {
     ("reports", "serve"): ("run.collect", "run.bench", "drivers.bisect.layer_probes", "cli.run"),
     (): ("checks.check", "checks.replay", "cli", "cli.kernel"),
-    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.run", "cli.bisect"),
+    ("reports",): ("judge.build", "cli.gate", "cli.run", "cli.bisect"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 

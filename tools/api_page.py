@@ -52,7 +52,7 @@ SHOWN = {
 LONGEST = 130
 # Parameters that a caller in Python rarely passes, or that need no words.
 HIDDEN = frozenset(
-    "about again baselines call damaged details display kernels on_event package prefix reproduce rows tensors".split()
+    "about again call damaged details display gate kernels on_event package prefix reproduce rows tensors".split()
 )
 
 

@@ -35,7 +35,7 @@ from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_FINDINGS, LSE_WRONG
 from assay.harness.localize.raised import RAISED
 from assay.harness.text import counted, percent
-from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious, with_evidence
 
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. Its declaration should state what it
 # does not support, instead of leaving that to refusals.
@@ -162,7 +162,8 @@ class MatrixRun:
         changing = [finding for finding in findings if outside and finding.id in (STATE_KEPT, NONDETERMINISM)]
         for finding in changing:
             outside[0] = also(outside[0], finding)
-        return [*(finding for finding in findings if finding not in changing), *outside]
+        every = [*(finding for finding in findings if finding not in changing), *outside]
+        return with_evidence(every, *(line for tried in experiments.values() for line in tried.failed))
 
     def _bugs(self, experiments: Experiments) -> list[Finding]:
         """Diagnose the computed cases; findings hold on the calls of experiments too."""
@@ -213,9 +214,11 @@ def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
     if tried is None or tried.outside or not (tried.rule or tried.context):
         return finding
     counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
+    where = words(tried.rule, tried.context)
     return finding.model_copy(
         update={
-            "where": f"{finding.where}, only where {words(tried.rule, tried.context)}",
+            "where": f"{finding.where}, only where {where}",
+            "does": finding.does and f"{finding.does} where {where}",
             "evidence": (*finding.evidence, f"the condition was tested on calls drawn to refute it: {counts}"),
         }
     )

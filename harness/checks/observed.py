@@ -104,9 +104,8 @@ class Reader:
             return _Observed(tuple(_with_picture(findings, guard, results)))
         try:
             kernel = guard.asked_freely()  # writes beyond its tensors do no harm
-            reading = read_out(
-                kernel, results, seconds=self.seconds, shapes=experiments.drawn(), tried=experiments.tried
-            )
+            tried = experiments.tried if experiments.tried and not experiments.tried.outside else None
+            reading = read_out(kernel, results, seconds=self.seconds, shapes=experiments.drawn(), tried=tried)
         except Exception as error:  # a kernel's numbers can be anything; the findings without a read-out stand
             named = with_evidence(findings, f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}")
         else:

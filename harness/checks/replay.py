@@ -188,7 +188,7 @@ def _explored(guard: Guard, run: KernelRun, journal: Journal) -> tuple[Experimen
     results = sorted(run.results, key=lambda result: (result.call.k.numel(), result.call.q.numel()))
     calls, came = [result.call for result in results], [(shape_of(result.call), result) for result in results]
     experiments = explore(guard, calls, came, journal, {OUTPUT: WrongOutputs()})[OUTPUT]
-    if experiments.place is not None:
+    if experiments.place is not None or experiments.failed:
         return experiments, ()
     why = "with random numbers, calls of these shapes are correct"
     try:
@@ -204,7 +204,8 @@ def _diagnosed(run: KernelRun, reproduce: str, experiments: Experiments) -> list
     layers = {result.call.layer for result in run.results}
     drawn = tuple(result for _, result in experiments.kept if result.call.layer in layers)
     points = [(known, bad) for known, bad in experiments.points if known["layer"] in layers]
-    return diagnose(replace(run, drawn=drawn, points=points), reproduce, experiments.tried)
+    findings = diagnose(replace(run, drawn=drawn, points=points), reproduce, experiments.tried)
+    return with_evidence(findings, *experiments.failed)
 
 
 def _further(examined: _Examined, run: KernelRun, served: bool) -> list[CallResult]:

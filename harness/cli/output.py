@@ -144,7 +144,7 @@ def progress() -> ProgressDisplay:
 
 _flags = typer.Typer(add_completion=False)
 # Commands whose result is a set of files, a page of text, or git's exit code.
-_WITHOUT_RESULT = ("accept", "probe", "explain", "init")
+_WITHOUT_RESULT = ("accept", "probe", "explain")
 
 
 @_flags.command()

@@ -63,18 +63,14 @@ def _record(flags: dict[str, Any], pack: Path, config: Path | None) -> None:
     deliver(pack_document(manifest, pack))
 
 
-def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False) -> Report:
-    """Run, write every report into the run's folder, and show the verdict.
-
-    Args:
-        baselines: whether to compare the run with the accepted baselines.
-    """
+def run_and_report(spec: RunSpec, out: Path | None, *, gate: bool = False) -> Report:
+    """Run, write every report into the run's folder, and show the verdict."""
     from assay.harness.run.run import run
     from assay.harness.run.run_folder import default_folder
 
     folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
-        made = run(spec, folder, baselines=baselines, display=display)
+        made = run(spec, folder, gate=gate, display=display)
     interrupted = made.failure is not None and made.failure.kind == "interrupted"
     _show(made, folder, interrupted=f" after {display.ran() or 'nothing was asked'}" * interrupted)
     return made

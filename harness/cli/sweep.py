@@ -65,13 +65,12 @@ def sweep(
     require("reports", "assay sweep")
     from assay.harness.drivers.sweep.cells import cells_of
     from assay.harness.drivers.sweep.run import ended_in, gpus_here, run_sweep
-    from assay.harness.drivers.sweep.spec import DEVICE_AXIS
     from assay.harness.drivers.sweep.spec import make_spec as sweep_spec
 
     spec = sweep_spec(source, set_ or ())
-    if not ray and (spec.runtime_env or spec.limits.accelerator or DEVICE_AXIS in spec.axes):
+    if not ray and (spec.runtime_env or spec.limits.accelerator):
         raise UsageError(
-            f"The sweep has a [runtime_env], or names kinds of GPUs with {DEVICE_AXIS}.",
+            "The sweep has a [runtime_env], or limits.accelerator names a kind of GPU.",
             "a sweep on Ray, whose workers provide them",
             "add --ray ADDRESS, or leave it out",
         )
@@ -133,7 +132,7 @@ def _try(command: Any, cell: SweptCell, name: str) -> None:
         if param is not None and "Missing" in type(error).__name__:
             axis = _ALSO_CALLED.get((name, param.name), param.name)
             raise UsageError(
-                f"{line} names no {axis}.", f"{axis} as an axis or a fixed value", f"add --set {axis}=..., or {see}"
+                f"{line} names no {axis}.", f"{axis} as an axis", f"add --set {axis}=..., or {see}"
             ) from None
         wanted = expectation(str(getattr(error, "message", "")))
         message = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""``baselines/``: accepted results of a backend, in plain files that a team commits.
+"""``baselines/``: accepted results of a reference, in plain files that a team commits.
 
-A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json``, ``answers.jsonl`` and, of a reference whose logits were scored,
+A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json``, ``answers.jsonl`` and, if logits were scored,
 ``logits-0.safetensors`` and ``logits-1.safetensors``. It holds for one backend under one `Key`; under any other key its numbers
 mean nothing, and it is *stale*. As ``--reference`` it stands in for a server. The schema follows `assay.harness.schema.RULE`.
 """
@@ -78,9 +78,6 @@ class Baseline(Record):
         accepted: when, ISO 8601, UTC.
         run_id: the run whose results they are.
         git: commit of that run.
-        reason: why a regression, or worse numbers than those before, were accepted, or an empty string.
-        numbers: accepted results by id, for example "accuracy"; shares are fractions of 1.
-        own_errors: own error (relative L1) by id, for example "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
         server: what the server reported about itself.
         fingerprint: what the server really served, or None if it did not report it.
@@ -88,15 +85,12 @@ class Baseline(Record):
         files: SHA-256 of each further file, by name.
     """
 
-    schema_id: Literal["assay.baseline/3"] = Field("assay.baseline/3", alias="schema")
+    schema_id: Literal["assay.baseline/4"] = Field("assay.baseline/4", alias="schema")
     key: Key
     side: Side
     accepted: str
     run_id: str
     git: str
-    reason: str = ""
-    numbers: dict[str, float]
-    own_errors: dict[str, float] = Field(default_factory=dict)
     calls: tuple[CallCount, ...] = ()
     server: ServerManifest
     fingerprint: Fingerprint | None = None
@@ -131,18 +125,6 @@ def _check(folder: Path, name: str) -> None:
             f"the file with SHA-256 {accepted[:12]}…" if accepted else f"a file that {FILE} lists",
             "restore the file, or remove its folder and accept a new run",
         )
-
-
-def read_all(folder: Path) -> tuple[dict[str, Baseline], dict[str, EvidenceError]]:
-    """Read all baselines of a folder, by name, and what is wrong with those that cannot be read."""
-    read: dict[str, Baseline] = {}
-    damaged: dict[str, EvidenceError] = {}
-    for path in sorted(folder.glob(f"*/{FILE}")):
-        try:
-            read[path.parent.name] = read_baseline(path.parent)
-        except EvidenceError as error:
-            damaged[path.parent.name] = error
-    return read, damaged
 
 
 def copy_baseline(folder: Path, to: Path) -> None:

@@ -253,14 +253,10 @@ class RunFolder(EvidenceFolder[Manifest]):
         others = (s for s in progress.servers if s.role != server.role)
         self.update(progress.model_copy(update={"servers": (*others, server)}))
 
-    def baseline(self, role: Role) -> Path:
-        """Return the folder of the accepted baseline that a role is compared with."""
-        return self.path / "baseline" / role
-
     @property
-    def baseline_status(self) -> Path:
-        """The file that lists the baselines of the run's comparison; it is missing without such a comparison."""
-        return self.path / "baseline" / "status.json"
+    def baseline(self) -> Path:
+        """The folder of the accepted baseline that stands in for the reference's server; it is missing without one."""
+        return self.path / "baseline"
 
     def counters_by_process(self, role: Role) -> dict[int, list[CallCount]]:
         """Read the counts of attention calls in each process of a role's servers, by process id."""

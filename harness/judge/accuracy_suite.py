@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.manifest import order_hash
@@ -130,7 +130,7 @@ def _metrics(run: RunEvidence) -> tuple[Metric, ...]:
     n, flips = len(run.read), sum(run.again)
     again = flips / len(run.again) if run.again else None
     return (
-        loss_metric(run.spec.policy, run.accuracy, LOSS, questions=n),
+        _loss_metric(run.spec.policy, run.accuracy, questions=n),
         measure("flip-floor", again, flips=flips, questions=len(run.again)),
         measure("questions", n, most=len(run.questions)),
     )
@@ -145,18 +145,18 @@ def _ratio_metric(lengths: AnswerLengths, policy: Policy) -> Metric:
     )  # fmt: skip
 
 
-def loss_metric(policy: Policy, result: Accuracy, quantity: str, **values: Any) -> Metric:
+def _loss_metric(policy: Policy, result: Accuracy, questions: int) -> Metric:
     """Make the metric of a loss of accuracy, in points."""
     interval = result.interval
     return measure(
-        quantity,
+        LOSS,
         100 * result.loss,
         low=100 * interval.low,
         high=100 * interval.high,
         bound=100 * policy.margin,
         policy=policy.line("margin"),
         level=interval.level,
-        **values,
+        questions=questions,
     )
 
 

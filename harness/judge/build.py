@@ -9,7 +9,6 @@ from typing import Any
 from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge import (
-    accepted,
     accuracy_suite,
     engine_warnings,
     envelope,
@@ -28,6 +27,7 @@ from assay.harness.judge.history import check_repeated
 from assay.harness.judge.judgement import WHOLE
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
+from assay.harness.policy import Policy
 from assay.harness.reading import reading
 from assay.harness.sides import Role
 from assay.harness.statement import state
@@ -39,7 +39,6 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     accuracy_suite.claim,
     greedy_suite.claim,
     own_error.claim,
-    accepted.claim,
     sensitivity.claim,
     envelope.claim,
     logits_suite.claim,
@@ -49,7 +48,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
 """The claims about a run, in the order in which a report lists its checks. Latency and policy come after them and depend on
 their results."""
 # The order in which a report lists its suites.
-_SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "latency")
+_SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "latency")
 
 
 def build(folder: RunFolder) -> Report:
@@ -142,18 +141,12 @@ def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:
 
 
 def policy_claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
-    """Check that the required suites ran, and with which policy.
-
-    In a gate whose policy names none, every suite of a whole run is required.
-    """
+    """Check that the required suites ran, and with which policy."""
     spec, manifest = run.spec, run.manifest
-    require, line = spec.policy.require, spec.policy.line("require")
-    if run.baselines is not None and run.baselines.gate and "require" not in spec.policy.given_by:
-        require, line = WHOLE, ""
     compared = spec.device, spec.reference.backend, manifest.model, tuple(sorted(spec.treatment.items()))
     return Judged(
         checks=[
-            *_check_required(require, ran, line),
+            *_check_required(spec.policy, ran),
             *check_repeated(run.folder.path, manifest.created, compared),
             _check_policy(run),
         ]
@@ -169,11 +162,12 @@ def _check_policy(run: RunEvidence) -> Check:
     return Requirement("policy").check("not checked" if weaker else "ok", outcome)
 
 
-def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
-    """Check that the suites that the policy requires ran; `line` is the policy's, empty for the default of a gate."""
+def _check_required(policy: Policy, ran: Sequence[str]) -> list[Check]:
+    """Check that the suites that the policy requires ran."""
+    line = policy.line("require")
     return [
         Requirement("required")
         .of(suite)
-        .met(suite in ran, state("suite-required", suite=suite, ran=suite in ran, line=line, required=require))
-        for suite in require
+        .met(suite in ran, state("suite-required", suite=suite, ran=suite in ran, line=line))
+        for suite in policy.require
     ]

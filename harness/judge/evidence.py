@@ -19,12 +19,19 @@ from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
-from assay.harness.evidence.manifest import QUESTION_PLAN, RESOLVED, Manifest, QuestionPlan, ServerManifest
+from assay.harness.evidence.manifest import (
+    QUESTION_PLAN,
+    RESOLVED,
+    ROUNDING,
+    Manifest,
+    QuestionPlan,
+    RoundingCost,
+    ServerManifest,
+)
 from assay.harness.evidence.records import Answer, Item, Suite
-from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.answers import Pair, Pairing, envelope_pairs, pair
-from assay.harness.judge.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
+from assay.harness.judge.baselines import counts_of, fingerprints_of, measured_roles
 from assay.harness.judge.noise_limits import EXACT_KL, measured_noise
 from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.judge.probe_scores import kernel_cost
@@ -76,7 +83,6 @@ class RunEvidence:
         envelope: the conditions of the calls that the layer diff compared, or None without one.
         matrix: the candidate's kernel on the op-level matrix, or None if it was not run.
         seeded: the answers of the servers under a seeded fault, by role; may be empty.
-        baselines: the accepted baselines that match, or None if the run was not compared with any.
         measured: roles whose calls this run counted: all but a reference whose answers are stored, and a witness.
         claimed: phases that the candidate claims, as its server reported: its kernel need not be importable here.
         urls: roles whose server assay did not start.
@@ -106,7 +112,6 @@ class RunEvidence:
     envelope: EnvelopeCounts | None
     matrix: KernelResult | None
     seeded: Mapping[Role, SensitivityRecord]
-    baselines: Status | None
     measured: tuple[Role, ...]
     noise: Sequence[str]
     rounding: RoundingCost | None
@@ -187,7 +192,6 @@ class RunEvidence:
             envelope=envelope,
             matrix=folder.read(MATRIX),
             seeded={role: record for role, record in seeded.items() if record is not None},
-            baselines=status_of(folder),
             measured=tuple(role for role in measured_roles(folder) if profile_of(spec.sides[role].engine).instrumented),
             noise=[*manifest.noise.values(), *_measured(rounding)],
             rounding=rounding,

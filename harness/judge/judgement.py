@@ -13,8 +13,6 @@ from assay.harness.verdict import Decided, Verdict
 
 WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
 """Suites without which a run is partial. The latency suite is requested separately: it does not measure accuracy."""
-BASELINE = "baseline"
-"""Id of the suite that compares the candidate with its accepted baseline."""
 LENGTH_RATIO = "answer-length-ratio"
 """Id of the number that compares the lengths of both roles' answers."""
 SCHEMA: Literal["assay.report/2"] = "assay.report/2"

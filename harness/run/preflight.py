@@ -15,8 +15,8 @@ from assay.harness.engines.model import model_shape
 from assay.harness.errors import ChangedError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint, read_fingerprint
 from assay.harness.evidence.honours import BackendResult
+from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.parts import COMPARED
-from assay.harness.judge.baselines import since_accepted
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Device, Role, Side, flag_values, profile_of
 from assay.harness.text import listed
@@ -86,7 +86,8 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
         ChangedError: a difference changes outputs, or nothing or no setting of the model could be compared.
     """
     known = read_fingerprint(accepted)
-    diff = since_accepted(known, made)
+    asked = {"asked": {**known.asked, **made.asked}}  # every difference counts, those in requested settings too
+    diff = compare_fingerprints(known.model_copy(update=asked), made.model_copy(update=asked))
     if diff.exit_code == ExitCode.PASS:
         return
     unread = "nothing of it could be compared"

@@ -22,10 +22,11 @@ from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.pack import PackManifest, read_manifest
 from assay.harness.evidence.run_file import new_nonce
 from assay.harness.interruption import like_ctrl_c, too_late
-from assay.harness.judge.baselines import attach_baselines, with_stored_reference
+from assay.harness.judge.baselines import adopt_reference, with_stored_reference
 from assay.harness.judge.build import build
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.judge.judgement import WHOLE
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report
@@ -45,7 +46,7 @@ _AnyPart = TypeVar("_AnyPart", bound=EndedFolder[Any])
 
 
 def run(
-    spec: RunSpec, out: Path | None = None, *, baselines: bool = False, display: ProgressDisplay | None = None
+    spec: RunSpec, out: Path | None = None, *, gate: bool = False, display: ProgressDisplay | None = None
 ) -> Report:
     """Start the servers of both roles, ask both the same questions, and judge the evidence.
 
@@ -66,7 +67,7 @@ def run(
     Args:
         spec: what to run.
         out: the run's folder; by default a new one in ``runs/``.
-        baselines: whether to compare the run with the accepted baselines.
+        gate: whether it is a gate, whose pass requires every suite of a whole run, unless the policy names others.
         display: shows the progress; by default it is not shown.
 
     Raises:
@@ -74,7 +75,7 @@ def run(
         EvidenceError: the folder is damaged or cannot be written.
     """
     display = display or ProgressDisplay(Console(quiet=True))
-    opened = OpenRun.open(spec, out, baselines=baselines, display=display)
+    opened = OpenRun.open(spec, out, gate=gate, display=display)
     with like_ctrl_c():
         with suppress(KeyboardInterrupt):  # the answers so far still make a report
             opened.collect(display)
@@ -196,25 +197,27 @@ class OpenRun:
         spec: RunSpec,
         out: Path | None,
         *,
-        baselines: bool = False,
+        gate: bool = False,
         kept_running: bool = False,
         display: ProgressDisplay,
     ) -> OpenRun:
         """Check a spec and open its folder.
 
         Args:
-            spec: as in `run`; so are `out`, `baselines`, `display` and the errors.
+            spec: as in `run`; so are `out`, `gate`, `display` and the errors.
             kept_running: whether `servers` will be used, which needs both servers at the same time.
         """
+        if gate and "require" not in spec.policy.given_by:
+            spec = spec.changed(require=WHOLE, given_by={**spec.policy.given_by, "require": "assay gate"})
         plan = prepare(with_stored_reference(spec))
         bench = _plan_bench(plan)
         check_environment(plan, display.say)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
-        folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if baselines else "run")
+        folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if gate else "run")
         display.say(f"Run {folder.path}: {plan.spec.candidate.backend} against {plan.spec.reference.backend}.")
-        if (status := attach_baselines(folder, gate=baselines)) is not None:
-            display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")
+        if adopt_reference(folder):
+            display.say(f"Reference: stored in {plan.spec.reference_baseline}.")
         return cls(plan, bench, folder)
 
     def collect(self, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:

@@ -16,7 +16,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import QUESTION_PLAN, FailureResult, Manifest, QuestionPlan, hash_items, order_hash
 from assay.harness.evidence.run_file import new_nonce
 from assay.harness.files import file_name, portable, shown
-from assay.harness.judge.baselines import check_stored_reference, status_of
+from assay.harness.judge.baselines import check_stored_reference, measured_roles
 from assay.harness.run.machine import origin_of
 from assay.harness.run.plan import Plan
 from assay.harness.sides import ROLES, Role, declared_noise
@@ -35,7 +35,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
 
     Args:
         path: the run's folder.
-        command: the command that repeats it: "run", or "gate" if it is compared with the accepted baselines.
+        command: the command that repeats it: "run" or "gate".
 
     Raises:
         UsageError: `path` holds something else.
@@ -106,9 +106,7 @@ def _plan_questions(plan: Plan, folder: RunFolder) -> None:
 
 def asked_roles(plan: Plan, folder: RunFolder) -> tuple[Role, ...]:
     """Return the roles whose servers are asked. The reference is not, if its answers come from an accepted baseline."""
-    status = status_of(folder)
-    stored = status is not None and status.stored_reference
-    return ("candidate",) if stored else plan.roles
+    return tuple(role for role in plan.roles if role in measured_roles(folder))
 
 
 def shadowed_role(plan: Plan, folder: RunFolder) -> Role | None:

@@ -79,7 +79,7 @@ def _accuracy_undecided(
     )
 
 
-BY_BETTING = "with its {level:percent} interval by betting, which holds at every look"
+_BY_BETTING = "with its {level:percent} interval by betting, which holds at every look"
 """The interval of a loss of accuracy, as a template."""
 
 
@@ -117,7 +117,7 @@ SENTENCES: Templates = {
     "loss-of-accuracy": Measured(
         "loss of accuracy",
         "{metric.value:points}",
-        f"Over the first {{questions:,}} questions: reference minus candidate, {BY_BETTING}",
+        f"Over the first {{questions:,}} questions: reference minus candidate, {_BY_BETTING}",
     ),
     "flip-floor": Measured(
         "reference's own flips",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from assay.harness.conditions import BORDER_TOKENS
 from assay.harness.drivers.sweep.spec import SweepResult
 from assay.harness.judge.invariance_result import InvarianceResult
-from assay.harness.judge.judgement import BASELINE, LENGTH_RATIO, Judgement, SuiteVerdict
+from assay.harness.judge.judgement import LENGTH_RATIO, Judgement, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.text import counted, listed, met, one_line
@@ -21,7 +21,7 @@ NOT_RUN = "not run"
 """Text for a cell of a sweep that was not run."""
 _TITLES = {
     "greedy": "Greedy texts", "logits": "Logits", "layers": "Layers", "matrix": "Op-level matrix",
-    "baseline": "Accepted baseline", "latency": "Latency",
+    "latency": "Latency",
 }  # fmt: skip
 
 
@@ -137,9 +137,8 @@ def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
     shown = f" ({shown})" if shown else ""
     if cause is not None and cause.does:
         return f"{cause.does}{shown}"
-    ids = {suite.id for suite in regressed}
-    other = "its accepted baseline" if ids == {BASELINE} else "the reference"
-    return f"is {'slower' if ids == {'latency'} else 'worse'} than {other}{f': {cause.title}' if cause else ''}{shown}"
+    worse = "slower" if {suite.id for suite in regressed} == {"latency"} else "worse"
+    return f"is {worse} than the reference{f': {cause.title}' if cause else ''}{shown}"
 
 
 def _shown_by(suite: SuiteVerdict) -> str:
@@ -149,7 +148,7 @@ def _shown_by(suite: SuiteVerdict) -> str:
     if suite.id == "accuracy" and len(suite.tallies) == 2 and suite.decided_by != LENGTH_RATIO:
         before, after = (tally.right / tally.total if tally.total else 0.0 for tally in suite.tallies)
         return f"accuracy {before:.3f} → {after:.3f}"
-    if suite.deciding_metric and suite.id != BASELINE:
+    if suite.deciding_metric:
         return f"{measured_of(suite.deciding_metric).title} {measured_of(suite.deciding_metric).text}"
     return ""
 

@@ -145,7 +145,7 @@ def test_a_value_out_of_range_names_its_flag_and_what_was_found(name: str, value
 def test_a_name_that_a_run_does_not_have_is_refused_with_the_nearest(name: str, says: str) -> None:
     with pytest.raises(UsageError, match=name) as raised:
         RunSpec.of(reference="triton", candidate="mine:forward", **{name: 5})
-    assert "one of alpha, baselines" in raised.value.expected
+    assert "one of alpha, bounds" in raised.value.expected
     assert raised.value.do == says
     with pytest.raises(UsageError, match="--questions is 0"):
         RunSpec.of(reference="triton", candidate="mine:forward", questions=0)
@@ -184,11 +184,11 @@ def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path:
     ("flags", "weakened"),
     [
         ({}, ()),
-        ({"margin": 0.01, "alpha": 0.01, "greedy_margin": 0.05, "envelope_tokens": 4096, "growth": 1.1}, ()),
+        ({"margin": 0.01, "alpha": 0.01, "greedy_margin": 0.05, "envelope_tokens": 4096}, ()),
         ({"margin": 0.1}, ("margin = 0.1 (--margin)",)),
         ({"alpha": 0.2, "greedy_margin": 0.2}, ("alpha = 0.2 (--alpha)", "greedy_margin = 0.2 (--greedy-margin)")),
         ({"logits_limit": 0.1}, ("logits_limit = 0.1 (--logits-limit)",)),
-        ({"latency_bound": 2.0, "growth": 9.0}, ("latency_bound = 2.0 (--latency-bound)", "growth = 9.0 (--growth)")),
+        ({"latency_bound": 2.0}, ("latency_bound = 2.0 (--latency-bound)",)),
         ({"envelope_tokens": 128}, ("envelope_tokens = 128 (--envelope-tokens)",)),
         ({"require": ""}, ("require = () (--require)",)),
         ({"require": "accuracy"}, ()),

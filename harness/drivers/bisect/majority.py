@@ -1,4 +1,4 @@
-"""When an outcome that may differ from probe to probe is clear: in all three bisections."""
+"""When an outcome that may differ from probe to probe is clear: in every bisection."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from assay.harness.attention.source import source_hashes
 from assay.harness.backend import Backend
 from assay.harness.config import FILE
-from assay.harness.drivers.sweep.spec import DEVICE_AXIS, SweepSpec, SweptCell, Value
+from assay.harness.drivers.sweep.spec import SweepSpec, SweptCell, Value
 from assay.harness.errors import UsageError
 from assay.harness.run.machine import installed_packages
 from assay.harness.sides import hide_flags
@@ -38,43 +38,34 @@ def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> lis
 
     Args:
         options: options of its command by name, with ``_`` for ``-``.
-        device: kind of device for cells that name none.
+        device: kind of device that the cells run on.
 
     Raises:
-        UsageError: an axis or a constant is not an option of the command.
+        UsageError: an axis is not an option of the command.
     """
-    for where, names in (("axis", [*spec.axes]), ("constant", [*spec.set])):
-        for name in names:
-            if name not in options and not (name == DEVICE_AXIS and where == "axis"):
-                raise UsageError(
-                    f"The {where} {name} is not an option of assay {spec.command}.",
-                    f"one of {', '.join([*options, *([DEVICE_AXIS] if where == 'axis' else [])])}",
-                    did_you_mean(name, [*options]) or f"see assay {spec.command} -h",
-                )
+    for name in spec.axes:
+        if name not in options:
+            raise UsageError(
+                f"The axis {name} is not an option of assay {spec.command}.",
+                f"one of {', '.join(options)}",
+                did_you_mean(name, [*options]) or f"see assay {spec.command} -h",
+            )
     cells = []
-    labels = {name: _labels(name, values) for name, values in spec.axes.items()}
     for values in itertools.product(*spec.axes.values()):
         axes = dict(zip(spec.axes, values, strict=True))
-        if any(all(axes[name] == value for name, value in left_out.items()) for left_out in spec.exclude):
-            continue
-        taken = {name: value for name in options if (value := {**spec.set, **axes}.get(name)) is not None}
+        taken = {name: axes[name] for name in options if name in axes}
         command = (spec.command, *_words(taken, options))
         environment_of_workers = json.dumps(spec.runtime_env, sort_keys=True, default=str)
-        decided = [command, environment_of_workers, _text(axes.get(DEVICE_AXIS, device)), _identity(taken)]
+        decided = [command, environment_of_workers, device, _identity(taken)]
         key = _hash(json.dumps(decided, sort_keys=True))[:16]
-        shown = {name: labels[name][_text(value)] for name, value in axes.items()}
+        shown = {name: _label(name, value) for name, value in axes.items()}
         cells.append(SweptCell(key=key, command=hide_flags(command), given=command, axes=shown))
     return cells
 
 
-def _labels(name: str, values: Sequence[Value]) -> dict[str, str]:
-    """Return a label without secrets for each value of an axis; labels that would then be equal get numbers."""
-    labels: dict[str, str] = {}
-    for text in map(_text, values):
-        label = " ".join(hide_flags([f"--{name.replace('_', '-')}", *text.split(" ")])[1:])
-        alike = sum(other == label or other.startswith(f"{label} (") for other in labels.values())
-        labels[text] = f"{label} ({alike + 1})" if alike and label != text else label
-    return labels
+def _label(name: str, value: Value) -> str:
+    """Return a value of an axis as text, without secrets."""
+    return " ".join(hide_flags([f"--{name.replace('_', '-')}", *_text(value).split(" ")])[1:])
 
 
 def _words(taken: Mapping[str, Value], options: Mapping[str, Option]) -> list[str]:
@@ -100,11 +91,11 @@ def _identity(taken: Mapping[str, Value]) -> dict[str, object]:
     code = {f"code of {name}": _code_of(_text(taken[name])) for name in _CODE if name in taken}
     texts = {name: value if isinstance(value, tuple) else (value,) for name, value in taken.items()}
     files = {f"files of {name}": [_files_of(_text(part)) for part in parts] for name, parts in texts.items()}
-    return {"environment": environment(), **code, f"files of {FILE}": _files_of(str(FILE)), **files}
+    return {"environment": _environment(), **code, f"files of {FILE}": _files_of(str(FILE)), **files}
 
 
 @cache
-def environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Return the versions of everything that can change a result here; assay's is the hash of its source code."""
     # In a checkout, the parts of the package are symbolic links.
     parts = sorted(path for path in Path(__file__).parents[2].iterdir() if path.is_dir())

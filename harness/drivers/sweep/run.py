@@ -21,11 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-from assay.harness.drivers.sweep.cells import environment
 from assay.harness.drivers.sweep.spec import (
     CELL,
     CELLS,
-    DEVICE_AXIS,
     LOG,
     OUT,
     RESULT,
@@ -100,7 +98,7 @@ def ended_in(folder: Path, key: str) -> SweptCell | None:
         cell = read_json(folder / CELLS / key / CELL, SweptCell, "run the sweep again")
     except EvidenceError:
         return None
-    return cell.model_copy(update={"earlier": True}) if cell.key == key and cell.verdict != "error" else None
+    return cell if cell.key == key and cell.verdict != "error" else None
 
 
 def gpus_here() -> dict[str, str]:
@@ -161,11 +159,12 @@ def _on_ray(cells: Sequence[SweptCell], spec: SweepSpec, folder: Path, address: 
             "see ray status, or leave folders out with the key excludes",
         ) from None
     try:
-        task = ray.remote(num_cpus=spec.limits.cpus, num_gpus=spec.limits.gpus, max_retries=_RETRIES)(_away)
+        needs = {"num_cpus": spec.limits.cpus, "num_gpus": spec.limits.gpus}
+        kind = spec.limits.accelerator or None
+        task = ray.remote(**needs, accelerator_type=kind, max_retries=_RETRIES)(_away)
         waiting: dict[Any, SweptCell] = {}
         for cell in cells:
-            kind = cell.axes.get(DEVICE_AXIS) or spec.limits.accelerator or None
-            waiting[task.options(accelerator_type=kind).remote(cell, spec.limits.minutes)] = cell
+            waiting[task.remote(cell, spec.limits.minutes)] = cell
         while waiting:
             (done,), _ = ray.wait([*waiting], num_returns=1)
             cell = waiting.pop(done)
@@ -217,7 +216,7 @@ def run_cell(
         return cell
     verdict, text = _outcome(folder, status, minutes)
     told = {"verdict": verdict, ("problem" if verdict == "error" else "headline"): hide("", text)}
-    done = cell.model_copy(update={**told, "environment": environment(), "seconds": time.monotonic() - begun})
+    done = cell.model_copy(update={**told, "seconds": time.monotonic() - begun})
     write_whole(folder / CELL, done.model_dump_json(indent=1))
     return done
 

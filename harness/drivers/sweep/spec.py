@@ -17,15 +17,11 @@ from assay.harness.statement import Worded
 from assay.harness.text import did_you_mean
 from assay.harness.verdict import Decided, Verdict
 
-SCHEMA: Literal["assay.sweep/3"] = "assay.sweep/3"
+SCHEMA: Literal["assay.sweep/4"] = "assay.sweep/4"
 _Command = Literal["check", "replay", "run", "bench"]
 COMMANDS: tuple[_Command, ...] = get_args(_Command)
 Value = str | int | float | bool | tuple[str | int | float, ...]
 """The value of a flag: true or false for a switch, several for a flag that may be repeated."""
-DEVICE_AXIS = "accelerator"
-"""The axis that is not a flag: the kind of GPU that a cell needs."""
-
-
 CELLS, CELL, OUT = "cells", "cell.json", "out"
 """A sweep's folder of cells, each in a folder named by its key; the cell's record there, and the evidence of its command."""
 RESULT, LOG = "result.json", "log.txt"
@@ -45,21 +41,22 @@ class SweepSpec(Settings):
     """Everything that decides what a sweep does. Names of flags use ``_`` for ``-``."""
 
     command: _Command
-    axes: dict[str, tuple[Value, ...]] = Field(min_length=1, description="values by name of a flag, or of accelerator")
-    set: dict[str, Value] = Field({}, description="values of further flags, the same for every cell")
-    exclude: tuple[dict[str, Value], ...] = Field(
-        (), description="combinations to leave out: those with all of these values"
+    axes: dict[str, tuple[Value, ...]] = Field(
+        min_length=1, description="values by name of a flag; one value is a constant"
     )
     limits: Limits = Limits()
     runtime_env: dict[str, Any] = Field({}, description="environment of the workers, in Ray's format; only with --ray")
 
-    @field_validator("axes", "set", "exclude", mode="before")
+    @field_validator("axes", mode="before")
     @classmethod
     def _spelled_alike(cls, given: Any) -> Any:
         """Spell names with ``_``, and turn a single value of an axis into a list."""
-        if isinstance(given, list | tuple):
-            return [cls._spelled_alike(part) for part in given]
-        return {name.replace("-", "_"): value for name, value in given.items()} if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        return {
+            name.replace("-", "_"): value if isinstance(value, list | tuple) else [value]
+            for name, value in given.items()
+        }
 
     @model_validator(mode="after")
     def _axes_agree(self) -> Self:
@@ -68,14 +65,6 @@ class SweepSpec(Settings):
                 raise ValueError(f"the axis {name} with at least one value")
             if len({*map(repr, values)}) < len(values):
                 raise ValueError(f"the axis {name} with each value once")
-            if name in self.set:
-                raise ValueError(f"{name} as an axis, or under [set]: not both")
-        for left_out in self.exclude:
-            if not left_out:
-                raise ValueError("an exclusion with at least one axis: it would leave out everything")
-            for name, value in left_out.items():
-                if name not in self.axes or value not in self.axes[name]:
-                    raise ValueError(f"exclusions of values of the axes, not of {name} = {value!r}")
         return self
 
 
@@ -92,10 +81,6 @@ class SweptCell(Part):
     headline: str = Field("", description="the result as a sentence")
     problem: str = Field("", description="why the result is missing")
     seconds: float = 0.0
-    environment: dict[str, str] = Field(
-        {}, description="versions where it ran: Python, assay, packages that can change a result"
-    )
-    earlier: bool = Field(False, description="whether an earlier sweep in this folder ran it")
 
 
 class SweepResult(Decided, Worded):
@@ -103,7 +88,7 @@ class SweepResult(Decided, Worded):
 
     words = ("headline",)
 
-    schema_id: Literal["assay.sweep/3"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.sweep/4"] = Field(SCHEMA, alias="schema")
 
     command: str = Field(description="the command that repeats it")
     folder: str
@@ -133,8 +118,8 @@ def make_spec(source: str, sets: Sequence[str]) -> SweepSpec:
             raise UsageError(f"--set is {word!r}.", "an axis with its values", "write it as in --set candidate=a,b")
         axes[name] = values.split(",")
     try:
-        own = {name: value for name, value in given.get("set", {}).items() if name.replace("-", "_") not in axes}
-        return SweepSpec(**{**given, "axes": {**given.get("axes", {}), **axes}, "set": own})
+        own = {name.replace("-", "_"): values for name, values in given.get("axes", {}).items()}
+        return SweepSpec(**{**given, "axes": {**own, **axes}})
     except ValidationError as error:
         raise _wrong(source, error) from None
     except (AttributeError, TypeError):

@@ -26,10 +26,12 @@ from assay.harness.checks.observed import Reader, _picture_on
 from assay.harness.checks.replay import replay, replay_recorded
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.evidence.kernel_result import KernelResult, Tried
 from assay.harness.evidence.pack import Source
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.experiment import Experiments
 from assay.harness.localize.guard import Guard
-from assay.harness.localize.kernel_runs import measure
+from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.picture import Picture
 from assay.harness.readout.readout import ReadOut
 from assay.harness.verdict import Finding
@@ -149,6 +151,31 @@ def test_a_kernel_that_raises_when_it_is_read_keeps_its_findings() -> None:
     result = checked(kernel)
     assert (result.verdict, first(result).id) == ("regression", "mask-missing")
     assert any("not answered: SystemExit" in line for line in first(result).evidence)
+
+
+def test_an_error_in_the_experiments_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("cannot convert float NaN to integer")
+
+    monkeypatch.setattr("assay.harness.checks.check.experiment", fails)
+    result = checked(NO_MASK)
+    assert (result.verdict, first(result).operator) == ("regression", SAYS)
+    assert "its condition could not be tested: ValueError: cannot convert float NaN to integer" in first(result).evidence
+
+
+def test_the_reading_is_not_limited_to_a_condition_outside_which_calls_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def reads(*_: object, tried: Tried | None, **__: object) -> ReadOut:
+        given.append(tried)
+        raise ArithmeticError
+
+    monkeypatch.setattr(observed, "read_out", reads)
+    result = measure(call := call_of([(7, 16)], (4, 2), 64, torch.float32, "cpu", seed=1), NO_MASK(call))
+    for outside in (0, 1):
+        narrow = Tried(rule=(), context={"dtype": "float32"}, wrong=9, right=9, calls=9, outside=outside)
+        Reader().observe(diagnose(KernelRun((result,))), Guard(NO_MASK), [result], Experiments(tried=narrow))
+    assert [tried is not None for tried in given] == [True, False]
 
 
 def test_an_error_in_the_reading_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:

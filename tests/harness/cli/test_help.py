@@ -86,7 +86,7 @@ def test_an_option_is_required_or_optional_or_has_a_default_that_is_shown_and_it
 
 
 def test_what_all_commands_share_says_the_same_everywhere() -> None:
-    for option in ("--json", "--html", "--junit", "--config", "--quiet", "--verbose", "--help", "--baselines"):
+    for option in ("--json", "--html", "--junit", "--config", "--quiet", "--verbose", "--help"):
         said = {
             re.sub(r"(; by default .*\.|\.  \[default: .*\])$", ".", param.help)
             for command in every().values()

@@ -12,7 +12,7 @@ import pytest
 
 from assay.harness.cli.app import COMMANDS, load_command
 
-WITHOUT_RESULT = {"accept", "probe", "explain", "init"}
+WITHOUT_RESULT = {"accept", "probe", "explain"}
 """Commands that end in a file, a page, a window, or git's exit code."""
 
 

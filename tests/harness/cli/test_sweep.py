@@ -55,7 +55,7 @@ def test_cells_are_shown_before_they_run_and_an_error_hides_nothing(
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], lines[-1].split()) == ("ERROR   2 cells: 2 error · exit 3", ["Report", "swept/index.html"])
     result = json.loads((tmp_path / "swept" / "report.json").read_text())
-    assert (result["schema"], result["exit_code"]) == ("assay.sweep/3", 3)
+    assert (result["schema"], result["exit_code"]) == ("assay.sweep/4", 3)
     assert all(cell["problem"].startswith("Exit code 2: ") for cell in result["cells"])
     left = {path.name for path in (tmp_path / "swept").iterdir()}
     assert {"index.html", "report.md", "report.junit.xml", "cells"} <= left

@@ -35,8 +35,8 @@ def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory, runs: ModuleT
     """A finished run, which can be judged."""
     folder: RunFolder = runs.complete_run(plan, tmp_path_factory.mktemp("finished") / "run")
     folder.write(MATRIX, KernelResult(kernel="sage_attn", shapes="float32", calls=1, worst_own=0.5, worst_bound=1.0))
-    folder.baseline_status.parent.mkdir()
-    folder.baseline_status.write_text("{}")
+    folder.baseline.mkdir()
+    (folder.baseline / "baseline.json").write_text("{}")
     folder.seal()
     build(folder)
     return folder
@@ -116,7 +116,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     "servers-swapped": (swap_servers, "were changed"),
     "server-elsewhere": (link_elsewhere, "were removed"),
     "server-removed": (remove("servers/reference"), "were removed"),
-    "baselines-removed": (remove("baseline"), "baseline/status.json was removed"),
+    "baselines-removed": (remove("baseline"), "baseline/baseline.json was removed"),
     "fault-removed": (remove("servers/candidate/sensitivity"), "servers/candidate/sensitivity/record.json was removed"),
     "cause-added": (add_a_cause, "cause.json was added"),
     "phases-unclaimed": (claim_no_phase, "progress.json was changed"),

@@ -188,7 +188,7 @@ def test_a_weaker_policy_is_named(
 ) -> None:
     manifest = SimpleNamespace(noise=noise, model="tiny", created="")
     folder = SimpleNamespace(path=tmp_path / "run")
-    run = SimpleNamespace(spec=make_spec(flags), manifest=manifest, baselines=None, folder=folder)
+    run = SimpleNamespace(spec=make_spec(flags), manifest=manifest, folder=folder)
     check = policy_claim(cast(RunEvidence, run), ()).checks[-1]
     assert (check.id, check.status, check.outcome) == ("policy", status, found)
 

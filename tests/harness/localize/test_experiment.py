@@ -12,7 +12,8 @@ from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import log_sum_exp, sequences
 from assay.harness.attention.shapes import Shape
 from assay.harness.evidence.kernel_result import Axis, Property, Tried
-from assay.harness.localize.experiment import Experiments, agreeing, experiment, known_of_wrong, standing
+from assay.harness.localize.drawing import Drawer
+from assay.harness.localize.experiment import Experiments, _between, agreeing, experiment, known_of_wrong, standing
 from assay.harness.localize.faults import Fault, WrongLses, WrongOutputs, breaks, writes_inputs, writes_outside
 from assay.harness.localize.features import features, words
 from assay.harness.localize.guard import Guard, attempt
@@ -105,6 +106,19 @@ def test_borders_are_found_by_bisection_and_the_smallest_call_is_simple() -> Non
     assert {201, 342} <= set(axis.right)
 
 
+def test_a_limit_on_a_number_that_some_sequences_lack_is_bisected() -> None:
+    wrong = zeros_where(lambda call, b, new, prefix: b > 0 and call.lens_q[b - 1] >= 40)
+    lab = Lab(Guard(wrong, memory=False), frozenset(((64, 64),)), (torch.float32,), "cpu", lambda: 0.0)
+    shapes = [Shape("extend", ((before, 0), (3, 0))) for before in (9, 80)]
+    for shape in (*shapes, Shape("extend", ((70, 0),))):
+        lab.ask(shape)
+    drawer = Drawer(lab, Place(shapes[1], 1), {"heads": ((2, 1),)}, 0)
+    rule = (Property(feature="before_new", kind=">=", values=(80.0,)),)
+    asked = list(_between(lab, drawer, {}, rule))
+    assert asked
+    assert all(9 < shape.lens[0][0] < 80 for shape in asked)
+
+
 def test_right_answers_refute_nothing_on_data_on_which_the_fault_may_not_show() -> None:
     found = tried(zeros_where(lambda call, b, new, prefix: prefix >= 129 and float(call.v.abs().max()) < 100), EXTEND)
     assert found.tried is not None
@@ -140,7 +154,20 @@ def test_a_value_is_right_only_if_no_call_with_it_was_wrong() -> None:
     axes = Axis(name="dtype", wrong=("float32",), right=("bfloat16", "float16")), Axis(name="layer", wrong=(0,), right=(1,))
     worst = Shape("extend", ((3, 40),), dtype=torch.float16, layer=1).make(0)
     [axis] = agreeing(axes, known_of_wrong([attempt(zeros_where(lambda *_: True), worst)]))
-    assert axis == Axis(name="dtype", wrong=("float32", "float16"), right=("bfloat16",))
+    assert axis == Axis(name="dtype", wrong=("float16", "float32"), right=("bfloat16",))
+
+
+def test_an_axis_of_numbers_that_does_not_decide_by_itself_is_left_out() -> None:
+    asked = Axis(name="asked for", wrong=("window 64",), right=("nothing", "window 2"))
+    axes = Axis(name="new tokens", wrong=(9,), right=(3, 5)), asked
+    wrong = [{"new": new, "asked": asked} for new, asked in ((5, "window 17"), (9, "window 128"))]
+    [axis] = agreeing(axes, wrong)
+    assert axis == Axis(name="asked for", wrong=("window 17", "window 64", "window 128"), right=("nothing", "window 2"))
+
+
+def test_every_call_of_a_dtype_is_not_called_wrong_since_no_call_lacks_that() -> None:
+    found = tried(zeros_where(lambda call, b, new, prefix: call.q.dtype == torch.float32 or (new * 7 + prefix) % 5 == 3), EXTEND)
+    assert found.tried is None
 
 
 def test_nothing_is_said_of_two_faults_at_once_or_once_the_budget_is_spent() -> None:
@@ -195,7 +222,7 @@ def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
         (lambda out, call: out[256:], "last row in q, counted from 1, >= 257", "row in q >= 256"),
         (lambda out, call: out[:, 4:], "q heads >= 5", "q head >= 4"),
         (lambda out, call: out[..., 64:], "head_dim >= 96", "output dim >= 64"),
-        (lambda out, call: out[: call.lens_q[0]], "it is the first of its batch", ""),
+        (lambda out, call: out[: call.lens_q[0]], "the sequence is the first of its batch", ""),
     ],
 )
 def test_the_part_of_a_sequence_that_is_wrong_is_said(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,6 +18,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import prepare
+from assay.harness.run.run import OpenRun
 from assay.harness.run.run_folder import open_folder
 from assay.harness.sides import ROLES
 
@@ -56,13 +58,21 @@ def test_a_run_that_has_ended_is_sealed_until_it_is_resumed(tmp_path: Path, runs
         run(spec(), tmp_path / "run")
 
 
-def test_baselines_are_read_only_on_request(tmp_path: Path, runs: ModuleType) -> None:
-    answer_everything(tmp_path / "run", runs)
-    checked = [
-        any(check.id == "candidate-baseline" for check in run(spec(), tmp_path / "run", baselines=baselines).checks)
-        for baselines in (False, True)
-    ]
-    assert checked == [False, True]
+@pytest.mark.parametrize(
+    ("gate", "flags", "required"),
+    [
+        (False, {}, "require = () (default)"),
+        (True, {}, "require = ('accuracy', 'greedy', 'logits', 'layers') (assay gate)"),
+        (True, {"require": ("logits",)}, "require = ('logits',) (--require)"),
+    ],
+)
+def test_a_gate_requires_every_suite_unless_the_policy_names_some(
+    tmp_path: Path, gate: bool, flags: dict[str, Any], required: str
+) -> None:
+    shown = ProgressDisplay(Console(quiet=True))
+    opened = OpenRun.open(spec(**flags), tmp_path / "run", gate=gate, display=shown)
+    assert opened.plan.spec.policy.line("require") == required
+    assert opened.folder.manifest().command.startswith(f"assay {'gate' if gate else 'run'} ")
 
 
 def test_wrong_use_leaves_no_folder(tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ def test_the_headline_carries_the_cause_and_what_it_costs(report: Any) -> None:
     [
         ("accuracy", found(does="", title="state kept between calls"), "worse than the reference: state kept between calls"),
         ("latency", None, "slower than the reference"),
-        ("baseline", None, "worse than its accepted baseline"),
     ],
 )
 def test_the_headline_says_what_a_candidate_without_such_words_is_worse_than(

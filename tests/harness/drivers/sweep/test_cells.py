@@ -32,24 +32,18 @@ def commands(made: list[SweptCell]) -> list[str]:
 
 
 def test_a_cell_is_a_command_line() -> None:
-    made = planned(axes={"candidate": ["a:f", "b:f"], "dtype": [["float16", "float32"]]}, set={"size": "full"})
+    made = planned(axes={"candidate": ["a:f", "b:f"], "dtype": [["float16", "float32"]], "size": "full"})
     assert commands(made) == [
         "check --size=full --dtype=float16 --dtype=float32 a:f", "check --size=full --dtype=float16 --dtype=float32 b:f",
     ]  # fmt: skip
-    assert made[0].axes == {"candidate": "a:f", "dtype": "float16,float32"}
+    assert made[0].axes == {"candidate": "a:f", "dtype": "float16,float32", "size": "full"}
 
 
 def test_switches_are_on_or_off() -> None:
-    made = planned(axes={"read_out": [True, False], "graphs": [True, False]}, set={"candidate": "a:f"})
+    made = planned(axes={"read_out": [True, False], "graphs": [True, False], "candidate": "a:f"})
     assert commands(made) == [
         "check --read-out --graphs a:f", "check --read-out --no-graphs a:f", "check --graphs a:f", "check --no-graphs a:f",
     ]  # fmt: skip
-
-
-def test_exclusions_leave_out_what_has_all_of_their_values() -> None:
-    axes = {"candidate": ["a:f", "b:f"], "size": ["small", "full"]}
-    made = planned(axes=axes, exclude=[{"candidate": "a:f", "size": "full"}])
-    assert commands(made) == ["check --size=small a:f", "check --size=small b:f", "check --size=full b:f"]
 
 
 def test_a_key_holds_what_decides_a_cell_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,14 +52,14 @@ def test_a_key_holds_what_decides_a_cell_and_nothing_else(tmp_path: Path, monkey
     (tmp_path / "sweep_kernel.py").write_text("import sweep_helper\ndef forward(call): return call.q\n")
 
     def key(device: str = "CPU", **given: Any) -> str:
-        (cell,) = planned(device, **{"axes": {"candidate": ["sweep_kernel:forward"]}, "set": {"size": "full"}, **given})
+        (cell,) = planned(device, **{"axes": {"candidate": "sweep_kernel:forward", "size": "full"}, **given})
         return cell.key
 
     first = key()
     (tmp_path / "other.py").write_text("x = 1\n")
-    assert key(set={}, axes={"candidate": ["sweep_kernel:forward"], "size": ["full"]}) == first
+    assert key(axes={"size": ["full"], "candidate": ["sweep_kernel:forward"]}) == first
     assert key(limits={"minutes": 1}) == first
-    others = [key(set={}), key(device="L4"), key(runtime_env={"pip": ["torch==2.9"]})]
+    others = [key(axes={"candidate": "sweep_kernel:forward"}), key(device="L4"), key(runtime_env={"pip": ["torch==2.9"]})]
     (tmp_path / "assay.toml").write_text("[run]\n")
     others.append(key())
     (tmp_path / "sweep_helper.py").write_text("SCALE = 2\n")
@@ -98,9 +92,9 @@ def test_a_key_holds_the_data_beside_a_kernel_that_its_code_names(
 
 def test_what_is_shown_and_kept_of_a_cell_has_no_secrets() -> None:
     values = ["--api-key=hunter2", "--api-key=hunter3", "--page-size=16"]
-    made = planned(axes={"size": values}, set={"candidate": "a:f", "dtype": "http://me:hunter2@host"})
+    made = planned(axes={"size": values, "candidate": "a:f", "dtype": "http://me:hunter2@host"})
     assert "hunter" not in "".join(cell.model_dump_json() for cell in made)
-    assert [cell.axes["size"] for cell in made] == ["--api-key=***", "--api-key=*** (2)", "--page-size=16"]
+    assert [cell.axes["size"] for cell in made] == ["--api-key=***", "--api-key=***", "--page-size=16"]
     assert made[0].given == ("check", "--size=--api-key=hunter2", "--dtype=http://me:hunter2@host", "a:f")
     assert len({cell.key for cell in made}) == 3
 
@@ -109,7 +103,7 @@ def test_what_is_shown_and_kept_of_a_cell_has_no_secrets() -> None:
     ("given", "found", "do"),
     [
         ({"axes": {"candidate": ["a:f"], "model": ["m"]}}, "The axis model is not an option of assay check.", "see"),
-        ({"axes": {"candidate": ["a:f"]}, "set": {"sise": 1}}, "The constant sise is not an option of assay check.", "size"),
+        ({"axes": {"candidate": ["a:f"], "sise": 1}}, "The axis sise is not an option of assay check.", "size"),
     ],
 )
 def test_what_the_command_does_not_take_is_refused(given: dict[str, Any], found: str, do: str) -> None:

@@ -22,16 +22,14 @@ def write(tmp_path: Path) -> object:
 
 
 def test_a_file_and_flags_make_a_sweep(write) -> None:  # type: ignore[no-untyped-def]
-    spec = make_spec(write(GOOD + '[set]\nsize = "full"\n[limits]\ngpus = 1\nminutes = 5\n'), ["candidate=c:f", "seed=1,2"])
+    spec = make_spec(write(GOOD + 'size = "full"\n[limits]\ngpus = 1\nminutes = 5\n'), ["candidate=c:f", "seed=1,2"])
     assert spec.command == "check"
-    assert spec.axes == {"candidate": ("c:f",), "head_dim": ("64", "128"), "seed": ("1", "2")}
-    assert (spec.set, spec.limits.gpus, spec.limits.minutes) == ({"size": "full"}, 1, 5)
+    assert spec.axes == {"candidate": ("c:f",), "head_dim": ("64", "128"), "size": ("full",), "seed": ("1", "2")}
+    assert (spec.limits.gpus, spec.limits.minutes) == (1, 5)
 
 
-def test_an_axis_of_a_flag_replaces_a_constant(write) -> None:  # type: ignore[no-untyped-def]
-    spec = make_spec(write(GOOD + '[set]\nread-out = "0"\nsize = "full"\n'), ["read-out=1,2"])
-    assert spec.axes["read_out"] == ("1", "2")
-    assert spec.set == {"size": "full"}
+def test_an_axis_of_a_flag_replaces_that_of_the_file(write) -> None:  # type: ignore[no-untyped-def]
+    assert make_spec(write(GOOD), ["head-dim=32"]).axes == {"candidate": ("a:f", "b:f"), "head_dim": ("32",)}
 
 
 def test_a_command_needs_no_file() -> None:
@@ -47,9 +45,6 @@ def test_a_command_needs_no_file() -> None:
         ('command = "check"\ncolour = "red"\n[axes]\na = ["1"]', "the key 'colour' is unknown", "one of command, axes"),
         ('command = "check"\n[axes]\na = []', "contradicts itself", "the axis a with at least one value"),
         ('command = "check"\n[axes]\na = ["1", "1"]', "contradicts itself", "each value once"),
-        ('command = "check"\n[axes]\na = ["1"]\n[set]\na = "2"', "contradicts itself", "a as an axis, or under [set]: not both"),
-        ('command = "check"\n[axes]\na = ["1"]\n[[exclude]]\na = "2"', "contradicts itself", "not of a = '2'"),
-        ('command = "check"\n[axes]\na = ["1"]\n[[exclude]]', "contradicts itself", "at least one axis"),
         ('command = "check"\n[axes]\na = ["1"]\n[limits]\nhours = 1', "the key 'limits.hours' is unknown", "minutes"),
         ('command = "check"\n[axes]\na = ["1"]\n[limits]\ngpus = -1', "limits.gpus is -1", "greater than or equal to 0"),
         ('command = "check"\n[axes]\na = ["1"]\n[limits]\ngpus = true', "limits.gpus is True", "a value, not true or false"),
