@@ -214,9 +214,11 @@ def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
     if tried is None or tried.outside or not (tried.rule or tried.context):
         return finding
     counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
+    where = words(tried.rule, tried.context)
     return finding.model_copy(
         update={
-            "where": f"{finding.where}, only where {words(tried.rule, tried.context)}",
+            "where": f"{finding.where}, only where {where}",
+            "does": finding.does and f"{finding.does} where {where}",
             "evidence": (*finding.evidence, f"the condition was tested on calls drawn to refute it: {counts}"),
         }
     )
