@@ -14,6 +14,10 @@ return, write `Journal.begin` and `Journal.end`: the outcome then states where t
 
 The process runs under `assay.harness.engines.guardian`, which ends everything that it started, however the process or its caller
 ends. The same holds for commands of `run_command`.
+
+Importing torch and assay takes two seconds. So a process that runs jobs keeps a template, which has imported them and done nothing
+else: guardian and process of a job are forks of it. A kernel's module is imported in the job, and a job that runs others has a
+template of its own, forked before the job began, so that a job's process is always as a new one.
 """
 
 from __future__ import annotations
@@ -23,16 +27,20 @@ import importlib
 import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, NoReturn
 
 from assay.harness.engines import guardian
 from assay.harness.errors import AssayError
@@ -43,6 +51,7 @@ _PROCESSES = 256
 _GRACE_S = 1.0
 _POLL_S = 0.01
 _BLOCK = 2**20
+_FLAGS = ("-P", "-X", "faulthandler", "-m", "assay.worker")
 _DONE, _RAISED, _BEGINS, _ENDS = "done", "raised", "begins", "ends"
 
 # A line of the journal: the event's name as ``event``, and the facts that the function wrote with it.
@@ -234,13 +243,18 @@ def _process(
         kept = scratch / "journal.jsonl"
         descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT, 0o600)
         path = [] if python else [folder or os.getcwd() for folder in sys.path]
+        environment = {**environment, **({"PYTHONPATH": os.pathsep.join(path)} if path else {})}
         given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
+        given |= {"environment": environment, "folder": os.getcwd()}
         (scratch / "job.json").write_bytes(_line(given))
-        words = [python or sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(scratch / "job.json")]
-        process = guardian.start(
-            words, scratch, _GRACE_S, folder=None, most=_PROCESSES, output=output, errors=output,
-            environment={**environment, **({"PYTHONPATH": os.pathsep.join(path)} if path else {})},
-        )  # fmt: skip
+        process: subprocess.Popen[bytes] | guardian.Forked
+        if python:
+            process = guardian.start(
+                [python, *_FLAGS, str(scratch / "job.json")], scratch, _GRACE_S, folder=None, most=_PROCESSES,
+                output=output, errors=output, environment=environment,
+            )  # fmt: skip
+        else:
+            process = _fork(scratch / "job.json", output, environment)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -320,9 +334,138 @@ def _as_json(what: Any) -> Any:
     return what.model_dump()
 
 
+class _Template(NamedTuple):
+    """A process that has imported what jobs need. It forks a guardian with a job for each message, and ends with its socket.
+
+    Attributes:
+        environment: its environment variables: some decide what an import does.
+        control: the socket.
+        process: the process, or None if it is a fork of a fork of this one.
+    """
+
+    environment: Mapping[str, str]
+    control: socket.socket
+    process: subprocess.Popen[bytes] | None = None
+
+
+_template: _Template | None = None
+_one_at_a_time = threading.Lock()
+# Environment variables that jobs of one template may differ in: the import path is set again, and pytest sets the other one.
+_VARYING = ("PYTHONPATH", "PYTEST_CURRENT_TEST")
+
+
+def _fork(file: Path, output: IO[bytes] | int, environment: Mapping[str, str]) -> guardian.Forked:
+    """Have a template fork a guardian for the job in a file. Raises OSError if there is no template and none can be started."""
+    global _template
+    fixed = {name: value for name, value in environment.items() if name not in _VARYING}
+    with guardian.Forked.made() as (forked, given), open(os.devnull, "wb") as nothing, _one_at_a_time:
+        printed = (
+            nothing.fileno() if output == subprocess.DEVNULL else output if isinstance(output, int) else output.fileno()
+        )
+        for attempt in range(2):
+            if _template is None or _template.environment != fixed or attempt:
+                _template = _started(environment, fixed)
+            with suppress(BrokenPipeError, ConnectionResetError):  # it was killed: start another
+                socket.send_fds(_template.control, [os.fsencode(file)], [*given, printed])
+                break
+    return forked
+
+
+def _started(environment: Mapping[str, str], fixed: Mapping[str, str]) -> _Template:
+    """Start a template in place of the one there is."""
+    if _template is not None:
+        _template.control.close()
+        if _template.process is not None:
+            _template.process.wait()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, *_FLAGS, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    return _Template(fixed, ours, process)
+
+
+def _serve(control: socket.socket) -> NoReturn:
+    """Be a template: fork a guardian for the job in each file that is named, until nobody is left to name one."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a guardian reports its own end
+    while True:
+        named, given, _, _ = socket.recv_fds(control, 4096, 3)
+        if not named:
+            os._exit(0)
+        with suppress(OSError):  # without the file, nobody waits for the job any more
+            job = json.loads(Path(os.fsdecode(named)).read_bytes())
+            _import(job["function"].partition(":")[0])
+            if _forked() == 0:
+                control.close()
+                _guard(Path(os.fsdecode(named)), job, *given)
+        for descriptor in given:
+            os.close(descriptor)
+
+
+def _import(module: str) -> None:
+    """Import a module of assay, with all that it imports; what fails here fails in the job again."""
+    gc.disable()  # imports leave little garbage, but collecting it takes a sixth of the time of importing torch
+    if module.startswith("assay."):
+        with suppress(Exception):
+            importlib.import_module(module)
+    gc.freeze()  # else the first collection of each job copies the memory of all that was imported
+
+
+def _forked() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of threads, and those of NumPy's BLAS are stopped before a fork
+        return os.fork()
+
+
+def _guard(file: Path, job: Mapping[str, Any], read: int, ended: int, output: int) -> NoReturn:
+    """Guard a job in this process, a fork of the template."""
+    try:
+        os.setsid()
+        for descriptor, standard in ((read, 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, standard)
+        os.close(read)
+        os.close(output)
+
+        def become() -> None:
+            os.close(ended)
+            os.chdir(job["folder"])
+            os.environ.clear()
+            os.environ.update(job["environment"])
+            sys.argv[1:] = [str(file)]
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed()  # Python reseeds its own generator
+            _keep_template()
+            _do(job)
+
+        guardian.guard_fork(become, _GRACE_S, str(file.parent), _PROCESSES, ended)
+    finally:
+        os._exit(1)
+
+
+def _keep_template() -> None:
+    """Have a fork of this process be its template: a grandchild, since a kernel may wait for all its children."""
+    global _template
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (child := _forked()) == 0:
+        if _forked() == 0:
+            ours.close()
+            _serve(theirs)
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs.close()
+    _template = _Template({name: value for name, value in os.environ.items() if name not in _VARYING}, ours)
+
+
 def main() -> None:
-    """Do the job that the command line names, in this process."""
-    job = json.loads(Path(sys.argv[1]).read_bytes())
+    """Do the job in the file that the command line names; or be a template, if it is the number of a socket."""
+    if sys.argv[1].isdigit():
+        _serve(socket.socket(fileno=int(sys.argv[1])))
+    _do(json.loads(Path(sys.argv[1]).read_bytes()))
+
+
+def _do(job: Mapping[str, Any]) -> NoReturn:
+    """Do a job in this process, and end it."""
     sys.path[:] = job["path"] or sys.path
     process, descriptor = os.getpid(), os.open(job["journal"], os.O_WRONLY | os.O_APPEND)
 
@@ -332,7 +475,7 @@ def main() -> None:
 
     try:
         module, _, name = job["function"].partition(":")
-        gc.disable()  # imports leave little garbage, but collecting it takes a sixth of the time of importing torch
+        _import(module)
         function = getattr(importlib.import_module(module), name)
         gc.enable()
         result = function(**job["arguments"], journal=Journal(append))
@@ -361,4 +504,4 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    importlib.import_module("assay.worker").main()  # so that a job that runs others finds the template

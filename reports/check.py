@@ -365,7 +365,7 @@ def _where(result: KernelResult) -> list[Block]:
 def _ranges(values: Sequence[Value], others: Sequence[Value]) -> str:
     """Values as tested; numbers with no other value between them as a range."""
     numbers, borders = ([v for v in some if not isinstance(v, str)] for some in (values, others))
-    parts = [v for v in values if isinstance(v, str)]
+    parts = ["calls without a feature" if v == "nothing" else v for v in values if isinstance(v, str)]
     runs = {bisect(borders, n): [m for m in numbers if bisect(borders, m) == bisect(borders, n)] for n in numbers}
     parts += [f"{run[0]:g}" if len(run) == 1 else f"{run[0]:g} to {run[-1]:g}" for run in runs.values()]
     return ", ".join(parts) or "none"

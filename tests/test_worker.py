@@ -12,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from assay import worker
 from assay.harness.errors import UsageError
 from assay.worker import Crashed, Done, Event, Job, Journal, Limits, TimedOut, run
 
@@ -81,6 +83,54 @@ def forks(journal: Journal) -> None:
 def waits(journal: Journal) -> None:
     leaves(journal)
     time.sleep(600)
+
+
+def remembers(journal: Journal) -> dict[str, Any]:
+    """Return what this process has from others, and change it."""
+    had = {"draws": np.random.random(), "marks": list(vars(worker).get("marks", ())), "waited": False}
+    vars(worker).setdefault("marks", []).append("one")
+    try:
+        os.wait()
+    except ChildProcessError:
+        had["waited"] = True
+    return {**had, "environment": os.environ.get("PYTEST_CURRENT_TEST", "")}
+
+
+def nests(journal: Journal) -> dict[str, Any]:
+    vars(worker).setdefault("marks", []).append("outer")
+    inner = run(Job(f"{__name__}:remembers"))
+    assert isinstance(inner, Done)
+    return dict(inner.result)
+
+
+def test_a_job_is_as_new_whatever_jobs_before_it_did() -> None:
+    first, second = (run(job("remembers")) for _ in range(2))
+    assert isinstance(first, Done)
+    assert isinstance(second, Done)
+    assert first.result["marks"] == second.result["marks"] == []
+    assert first.result["draws"] != second.result["draws"]
+    assert first.result["waited"], "a kernel that waits for all its children waits for none of ours"
+    assert "test_a_job_is_as_new" in first.result["environment"]
+
+
+def test_a_job_in_a_job_is_as_new() -> None:
+    outcome = run(job("nests"))
+    assert isinstance(outcome, Done)
+    assert outcome.result["marks"] == []
+
+
+def test_a_template_that_was_killed_is_replaced_and_another_environment_gets_its_own() -> None:
+    assert isinstance(run(job("answers", value=1)), Done)
+    killed = worker._template
+    assert killed is not None
+    assert killed.process is not None
+    killed.process.kill()
+    killed.process.wait()
+    assert isinstance(run(job("answers", value=2)), Done)
+    other = worker._template
+    assert other is not killed
+    assert isinstance(run(job("answers", value=3), environment={**os.environ, "OMP_NUM_THREADS": "3"}), Done)
+    assert worker._template is not other, "OpenMP reads that when it is imported"
 
 
 def test_what_a_job_returns_and_writes_comes_back() -> None:

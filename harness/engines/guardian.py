@@ -27,8 +27,8 @@ from pathlib import Path
 TYPE_CHECKING = False  # as in typing, whose import would take a third of the guardian's start
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping, Sequence
-    from typing import IO
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import IO, NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # The helpers of a killed main process have this long to exit: Python's resource tracker uses it to remove shared memory that would
@@ -46,20 +46,23 @@ _IN_CREATE, _IN_NONBLOCK = 0x100, os.O_NONBLOCK  # linux/inotify.h
 # Files of one family of processes: semaphores and shared memory of Python's multiprocessing, and those of SGLang, PyTorch and NCCL.
 _SHARED_MEMORY = "/dev/shm"
 _SHARED = re.compile(r"sem\.mp-|psm_|sglang_|torch_|nccl-")
+_WORD = 8
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Family:
     """The server's main process and everything that descends from it."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, become: Callable[[], object]) -> None:
         # Orphans of the server become children of this process, so they cannot escape into another session.
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.status: int | None = None
         self._shared: set[str] = set()
         self.main = os.fork()
         if self.main == 0:
-            _become(command)
+            _detach()
+            become()
+            os._exit(0)
 
     def look(self) -> None:
         """Record the shared memory that the processes have mapped."""
@@ -175,15 +178,23 @@ def _watch_shared_memory() -> int:
     return events
 
 
-def _become(command: list[str]) -> None:
+def _detach() -> None:
+    """Put this process, the guardian's child, into a session without input, and bind its life to the guardian's."""
     guardian = os.getppid()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guardian:
         os._exit(1)
     os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _execute(command: list[str]) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and children inherit that
         signal.signal(number, signal.SIG_DFL)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
         os.execv(command[0], command)
     except OSError as error:
@@ -210,7 +221,73 @@ def start(
     )  # fmt: skip
 
 
-def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+class Forked:
+    """A guardian that another process forks, and that reports to this one: what `end` uses of a `subprocess.Popen`."""
+
+    def __init__(self, stdin: IO[bytes], ended: int) -> None:
+        self.stdin: IO[bytes] | None = stdin
+        self._ended, self._said = ended, b""
+
+    @classmethod
+    @contextlib.contextmanager
+    def made(cls) -> Iterator[tuple[Forked, tuple[int, int]]]:
+        """Yield one, and the descriptors for the process that forks it, which are closed here in the end: see `guard_fork`."""
+        (read, write), (said, ended) = os.pipe(), os.pipe()
+        made = cls(os.fdopen(write, "wb", 0), said)
+        try:
+            yield made, (read, ended)
+        finally:
+            os.close(read)
+            os.close(ended)
+
+    def poll(self) -> int | None:
+        """Return the exit status, -n for a signal n, or None while it runs."""
+        return self._status(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status. Raises `subprocess.TimeoutExpired`."""
+        if (status := self._status(timeout)) is None:
+            import subprocess
+
+            raise subprocess.TimeoutExpired("a guardian", timeout or 0.0)
+        pid, until = int.from_bytes(self._said[:_WORD], "little"), time.monotonic() + HELPER_GRACE_S
+        with contextlib.suppress(ProcessLookupError):  # which says that it has ended after its last message
+            while pid and time.monotonic() < until:
+                os.kill(pid, 0)
+                time.sleep(0.001)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None and self._said:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int.from_bytes(self._said, "little"), number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _status(self, seconds: float | None) -> int | None:
+        until = None if seconds is None else time.monotonic() + seconds
+        while len(self._said) < 2 * _WORD:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([self._ended], [], [], left)[0]:
+                return None
+            if not (more := os.read(self._ended, 2 * _WORD)):  # it was killed
+                more = bytes(_WORD - len(self._said)) + (-signal.SIGKILL).to_bytes(_WORD, "little", signed=True)
+            self._said += more
+            if len(self._said) == 2 * _WORD:
+                os.close(self._ended)
+        return int.from_bytes(self._said[_WORD:], "little", signed=True)
+
+
+def guard_fork(become: Callable[[], object], grace_s: float, scratch: str, most: int | None, ended: int) -> NoReturn:
+    """Be a `Forked` guardian: `guard`, report process id and status to the descriptor `ended`, and end."""
+    os.write(ended, os.getpid().to_bytes(_WORD, "little"))
+    status = guard(become, grace_s, scratch, most) or 0
+    os.write(ended, status.to_bytes(_WORD, "little", signed=True))
+    os._exit(0)
+
+
+def end(process: subprocess.Popen[bytes] | Forked, grace_s: float) -> None:
     """End a guarded command and everything that it started. Idempotent."""
     import subprocess
 
@@ -225,9 +302,12 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
         process.wait()
 
 
-def main() -> None:
-    grace_s, scratch, command = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    most = int(command.pop(0).removeprefix("--most=")) if command[0].startswith("--most=") else None
+def guard(become: Callable[[], object], grace_s: float, scratch: str, most: int | None) -> int | None:
+    """Fork a process that calls `become`, and guard it as the module's docstring describes.
+
+    Returns:
+        Its exit status, -n for a signal n, or None if it was ended here.
+    """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -236,7 +316,7 @@ def main() -> None:
         signal.signal(number, lambda number, frame: told_to_stop.append(number))
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # the default disposition would not wake select
 
-    family = _Family(command)
+    family = _Family(become)
     events = _watch_shared_memory()
     unasked = None if events >= 0 else LOOK_INTERVAL_S
     wait_s = unasked
@@ -259,15 +339,19 @@ def main() -> None:
     family.end(grace_s)
     family.remove_shared()
     shutil.rmtree(scratch, ignore_errors=True)
-    if status is None:
-        sys.exit(0)
-    if os.WIFSIGNALED(status):
-        deadly = os.WTERMSIG(status)
+    return None if status is None else os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    grace_s, scratch, command = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    most = int(command.pop(0).removeprefix("--most=")) if command[0].startswith("--most=") else None
+    status = guard(lambda: _execute(command), grace_s, scratch, most) or 0
+    if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the server's own core dump is enough
-        if deadly != signal.SIGKILL:
-            signal.signal(deadly, signal.SIG_DFL)
-        os.kill(os.getpid(), deadly)
-    sys.exit(os.waitstatus_to_exitcode(status))
+        if status != -signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -302,9 +302,8 @@ class KernelResult(Part, RunRecord):
             wrong = f"wrong on {len(self.failing)} of {of}"
             verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
         else:
-            verdict = (
-                f"{self.kernel} is within its bounds on all {counted(self.calls, 'call')}, but has serious findings"
-            )
+            wrong = f"{self.kernel} {does or 'has serious findings'}"
+            verdict = f"{wrong}; its outputs are within bounds on all {counted(self.calls, 'call')}"
         return verdict
 
     @property

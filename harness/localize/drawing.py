@@ -79,7 +79,7 @@ class Drawer:
         changes = {name: self._value(name) for name in self._axes if chance.random() < 0.25}
         if "heads" in changes and chance.random() < 0.5:  # q heads that are independent of the ratio
             kv_heads = chance.randint(1, 8)
-            changes["heads"] = kv_heads * chance.randint(1, 8), kv_heads
+            changes["heads"] = kv_heads * chance.randint(1, 16), kv_heads
         phase = shape.phase if chance.random() < 0.75 else chance.choice(self._lab.guard.assay.phases)
         decode = phase == "decode"
         single = decode or chance.random() < 0.15  # extend with sequences of one new token looks like decode

@@ -42,7 +42,7 @@ _COMPANY: tuple[Lens, ...] = (((7, 0),), ((9, 40),), ((3, 300),), ((0, 20),), ((
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33)
 _HEADS = (
     (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2),
-    (3, 3), (6, 3), (4, 4), (8, 4), (8, 8), (32, 8),
+    (20, 2), (24, 2), (3, 3), (6, 3), (4, 4), (8, 4), (8, 8), (32, 8),
 )  # fmt: skip
 _LAYERS = (0, 1, 2, 3, 4, 5, 7, 8, 12, 16, 21, 27, 31)
 _DATA = ("normal", "peaky", "K offset", "K outliers", "large values", "scale 1.5 times")
@@ -145,6 +145,8 @@ def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
 def agreeing(axes: Iterable[Axis], wrong: Sequence[Known]) -> tuple[Axis, ...]:
     """Move the values with which a sequence of any call was wrong; return the axes that still have values of both kinds.
 
+    If a number that was right around one call is wrong elsewhere, such an axis does not decide by itself, and is left out.
+
     Args:
         axes: the axes of one call, each varied alone.
         wrong: the known features of wrong sequences of all calls.
@@ -153,7 +155,8 @@ def agreeing(axes: Iterable[Axis], wrong: Sequence[Known]) -> tuple[Axis, ...]:
     for axis in axes:
         bad = dict.fromkeys([*axis.wrong, *(v for known in wrong if (v := _value(axis.name, known)) is not None)])
         right = [value for value in axis.right if value not in bad]
-        if bad and right:
+        moved = any(value in bad and not isinstance(value, str) for value in axis.right)
+        if bad and right and not moved:
             agreed.append(Axis(name=axis.name, wrong=sorted(bad, key=_by_size), right=sorted(right, key=_by_size)))
     return tuple(agreed)
 
@@ -208,8 +211,12 @@ _AXIS_WORDS = {
 }
 
 
-def _by_size(value: Value) -> float:
-    return float("-inf") if isinstance(value, str) else value
+def _by_size(value: Value) -> tuple[str, float]:
+    """Sort words before numbers, and words that end in a number by it."""
+    if not isinstance(value, str):
+        return "~", value
+    name, _, number = value.rpartition(" ")
+    return (name, float(number)) if number.replace(".", "").isdigit() else (value, 0.0)
 
 
 @dataclass(frozen=True)
@@ -281,12 +288,11 @@ def experiment(
             lab.ask(shape)
         own = features(place.shape, place.at)
         for drawer.held in _CONTEXTS:
-            narrow = len(drawer.held) > 1
             if len(drawer.held) >= _NARROW and lab.mixed * _NARROW > lab.points.wrong.count(True):
                 break  # with all else held, a fault that depends on the numbers can look like any condition
             context = {name: own[name] for field in drawer.held for name in _HELD[field]}
-            # With all else held, "every call is wrong" says less than the axes do.
-            if (tried := _challenged(lab, drawer, context)) is not None and (tried.rule or not narrow):
+            # Within a context, "every call is wrong" was tried on one side alone.
+            if (tried := _challenged(lab, drawer, context)) is not None and (tried.rule or not drawer.held):
                 if lab.name == OUTPUT:
                     tried = tried.model_copy(update={"part": _part(lab, drawer, tried)})
                 return _shown(lab, tried if lab.repeats() else None, place, varied, drawer)

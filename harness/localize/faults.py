@@ -68,8 +68,8 @@ class WrongLses:
         if isinstance(came, str) or (errors := came.lse_errors) is None:
             return None
         times, clearly = errors.own / errors.least, self._clearly.get(dtype := came.call.q.dtype, math.inf)
-        if bool(((times <= 1) | (times > clearly)).all()):
-            return errors.sequences_with(times > clearly)
+        if (far := errors.sequences_with(times > clearly)) == errors.sequences_with(times > 1):
+            return far
         if dtype not in self._clearly and not came.noise:
             noise = (errors.bounds / errors.least).nan_to_num(posinf=0.0)
             self._clearly[dtype] = _TIMES_BOUND * float(noise.max())

@@ -255,7 +255,9 @@ def _common(columns: Mapping[str, _Column], bad: _Flags) -> Iterator[Property]:
         if column.dtype.kind in "UO":
             yield Property(feature=name, kind="in", values=tuple(sorted(set(map(str, wrong)))))
         elif not np.isnan(wrong).any():
-            yield from _of_numbers(name, np.unique(wrong), np.unique(right[~np.isnan(right)]))
+            numbers = np.unique(np.asarray(right[~np.isnan(right)], dtype=float))
+            # What every number has says only that there is one.
+            yield from (prop for prop in _of_numbers(name, np.unique(wrong), numbers) if not over(prop, numbers).all())
 
 
 def _of_numbers(name: str, wrong: NDArray[np.float64], right: NDArray[np.float64]) -> Iterator[Property]:

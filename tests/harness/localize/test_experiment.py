@@ -154,7 +154,20 @@ def test_a_value_is_right_only_if_no_call_with_it_was_wrong() -> None:
     axes = Axis(name="dtype", wrong=("float32",), right=("bfloat16", "float16")), Axis(name="layer", wrong=(0,), right=(1,))
     worst = Shape("extend", ((3, 40),), dtype=torch.float16, layer=1).make(0)
     [axis] = agreeing(axes, known_of_wrong([attempt(zeros_where(lambda *_: True), worst)]))
-    assert axis == Axis(name="dtype", wrong=("float32", "float16"), right=("bfloat16",))
+    assert axis == Axis(name="dtype", wrong=("float16", "float32"), right=("bfloat16",))
+
+
+def test_an_axis_of_numbers_that_does_not_decide_by_itself_is_left_out() -> None:
+    asked = Axis(name="asked for", wrong=("window 64",), right=("nothing", "window 2"))
+    axes = Axis(name="new tokens", wrong=(9,), right=(3, 5)), asked
+    wrong = [{"new": new, "asked": asked} for new, asked in ((5, "window 17"), (9, "window 128"))]
+    [axis] = agreeing(axes, wrong)
+    assert axis == Axis(name="asked for", wrong=("window 17", "window 64", "window 128"), right=("nothing", "window 2"))
+
+
+def test_every_call_of_a_dtype_is_not_called_wrong_since_no_call_lacks_that() -> None:
+    found = tried(zeros_where(lambda call, b, new, prefix: call.q.dtype == torch.float32 or (new * 7 + prefix) % 5 == 3), EXTEND)
+    assert found.tried is None
 
 
 def test_nothing_is_said_of_two_faults_at_once_or_once_the_budget_is_spent() -> None:
@@ -209,7 +222,7 @@ def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
         (lambda out, call: out[256:], "last row in q, counted from 1, >= 257", "row in q >= 256"),
         (lambda out, call: out[:, 4:], "q heads >= 5", "q head >= 4"),
         (lambda out, call: out[..., 64:], "head_dim >= 96", "output dim >= 64"),
-        (lambda out, call: out[: call.lens_q[0]], "it is the first of its batch", ""),
+        (lambda out, call: out[: call.lens_q[0]], "the sequence is the first of its batch", ""),
     ],
 )
 def test_the_part_of_a_sequence_that_is_wrong_is_said(

@@ -22,7 +22,8 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import assert_correct, check
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.guard import Guard, run_calls
+from assay.harness.localize.faults import WrongLses
+from assay.harness.localize.guard import Guard, attempt, run_calls
 from assay.harness.localize.lse import LSE_WRONG, lse_errors
 
 LENS = [[(40, 30), (1, 9)], [(1, 200), (1, 3)], [(7, 0)]]
@@ -145,3 +146,16 @@ def test_a_query_that_sees_no_key_counts_for_nothing_in_a_merge(nothing: float, 
 
     assert all(int(right(call).isneginf().sum()) == 6 * 4 for call in calls)
     assert findings(returning(lse), calls) == found
+
+
+def test_one_query_that_is_clearly_off_decides_for_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is simulated once for a dtype, though the errors of other queries are small."""
+
+    def grows(call: AttentionCall) -> Tensor:
+        return right(call) + 1e-5 * 4.0 ** torch.arange(call.rows)[:, None]
+
+    fault, call = WrongLses(), call_of([(9, 30)], (4, 2), 64, torch.float32, "cpu")
+    assert fault(attempt(Guard(returning(grows)), call)) == (True,)
+    monkeypatch.setattr("assay.harness.localize.lse.bounds_of_queries", None)  # not called again
+    assert fault(attempt(Guard(returning(grows)), call)) == (True,)
+    assert fault(attempt(Guard(returning(right)), call)) == (False,)

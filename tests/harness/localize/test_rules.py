@@ -19,7 +19,7 @@ def points(wrong: Callable[[Known], bool]) -> Points:
             "new": new,
             "prefix": prefix,
             "dtype": ("float32", "bfloat16")[number % 2],
-            "before_new": np.nan if number % 3 else 7,
+            "before_new": np.nan if number % 3 else 7 if number % 9 else 3,
         }
         made.add(known, wrong(known))
     return made
@@ -64,3 +64,11 @@ def test_differences_and_questions_are_said_as_such() -> None:
         "decode, length > length of the first sequence, another sequence of the batch is longer, head_dim is 80, 96 or 192 and "
         "new tokens is a power of two"
     )
+
+
+def test_what_every_number_has_is_no_rule() -> None:
+    """The sequence before one has at least no new tokens whenever it exists."""
+    made = Points()
+    for index in range(40):
+        made.add({"index": float(index > 4), "before_new": float(index % 7) if index > 4 else np.nan}, index > 4)
+    assert [words(rule) for rule in rules(made)] == ["the sequence is not the first of its batch"]
