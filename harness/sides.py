@@ -57,6 +57,8 @@ class EngineProfile:
         install: how to install it.
         merging: backends that compute prefill separately on cached and on new keys, and merge both in the model's dtype.
         exact_weights: backends that keep queries and softmax weights in the model's dtype if the KV cache has 8 bits.
+        causes: causes of failures that only its logs name; `assay.harness.engines.failures` has all others: id, regular
+            expression, and the remedy with its groups.
         instrumented: whether assay counts, shadows and traces its attention calls. An engine without that is a witness: it computes
             whole models, in a dtype of its own.
     """
@@ -77,6 +79,7 @@ class EngineProfile:
     backends: tuple[str, ...] = ()
     merging: tuple[str, ...] = ()
     exact_weights: tuple[str, ...] = ()
+    causes: tuple[tuple[str, str, str], ...] = ()
     instrumented: bool = True
 
 

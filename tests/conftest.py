@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from itertools import count, repeat
+from operator import truediv
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -112,6 +116,14 @@ def pytest_collection_finish() -> None:
 
 _LARGE_BYTES = 1 << 30
 _PROCESS, _LIBC = psutil.Process(), ctypes.CDLL(None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let each test draw the same numbers every time."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -349,6 +361,12 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         return int(ended.value.code or 0)
 
     return run
+
+
+@pytest.fixture
+def few_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments end after a number of calls, the same on a busy machine: for tests of something else, which need a few."""
+    monkeypatch.setattr("assay.harness.checks.check._spent", lambda *_: map(truediv, count(), repeat(20)).__next__)
 
 
 @pytest.fixture

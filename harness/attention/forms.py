@@ -30,6 +30,16 @@ def feature_of(declared: str) -> str:
     return declared.partition(":")[0]
 
 
+def feature_in(value: str) -> str:
+    """Return the feature of a value: "window" for "window 4096"."""
+    return value.split(" ", 1)[0]
+
+
+def longest_window(values: Sequence[str]) -> int:
+    """Return the longest window among values, or 0."""
+    return max((int(value.split()[1]) for value in values if feature_in(value) == "window"), default=0)
+
+
 def unknown(features: Iterable[str]) -> list[str]:
     """List names that are neither features nor forms of one."""
     known = {*FEATURES, *(f"{_STORED}: {form}" for form in FORMS)}

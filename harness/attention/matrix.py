@@ -29,6 +29,7 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import AxisPart, covering
 from assay.harness.attention.declaration import Declaration
+from assay.harness.attention.forms import feature_in, longest_window
 from assay.harness.attention.matrix_batches import BATCHES, CORE, CROWD, GRAPHS, MORE, SIZES, WITHOUT_PREFIX
 from assay.harness.attention.matrix_data import (
     BEYOND_FLOAT16,
@@ -41,8 +42,6 @@ from assay.harness.attention.matrix_data import (
 from assay.harness.attention.matrix_features import (
     LONG_WINDOWS,
     MLA,
-    feature_in,
-    longest_window,
     strongest_of,
     values_of,
 )

@@ -144,16 +144,6 @@ def asking(value: str) -> Callable[[AttentionCall], AttentionCall]:
     return partial(_asking_for, fields[what])
 
 
-def feature_in(value: str) -> str:
-    """Return the feature of a value: "window" for "window 4096"."""
-    return value.split(" ", 1)[0]
-
-
-def longest_window(values: Sequence[str]) -> int:
-    """Return the longest window among values, or 0."""
-    return max((int(value.split()[1]) for value in values if feature_in(value) == "window"), default=0)
-
-
 def values_of(features: Sequence[str]) -> dict[str, list[str]]:
     """List the values of each declared feature that calls ask for; if it is declared by its forms, these and then the others.
 

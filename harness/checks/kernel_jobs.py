@@ -11,8 +11,8 @@ import torch
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import declaration
+from assay.harness.attention.forms import feature_in
 from assay.harness.attention.matrix import Case, model_cases
-from assay.harness.attention.matrix_features import feature_in
 from assay.harness.backend import Backend
 from assay.harness.checks.check import check
 from assay.harness.checks.observed import Reader

@@ -6,7 +6,6 @@ are no read-outs, and everything else stays the same.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.picturing import BEFORE, hides, picture_of, unread_picture
 from assay.harness.localize.reading import WeightReading, read, row_errors
-from assay.harness.localize.threads import few_threads
+from assay.harness.localize.threads import budget_clock, few_threads
 from assay.harness.picture import MAX_QUERIES, Picture
 from assay.harness.verdict import CONTRACT_BROKEN, Finding, serious, with_evidence
 
@@ -121,7 +120,8 @@ def _picture_on(guard: Guard | None, result: CallResult) -> Picture | str:
     if guard is None:
         errors = row_errors(call, result.out.double().cpu())
         return unread_picture(call, result.out, errors >= min(float(result.bounds.max()), float(errors.max())))
-    ask = Prober(guard.asked_freely(), _PICTURE_CALLS, time.monotonic() + _PICTURE_S, str(call.q.device))
+    device = str(call.q.device)
+    ask = Prober(guard.asked_freely(), _PICTURE_CALLS, _PICTURE_S, device, clock=budget_clock(device))
     out = ask(call)
     if out is None:
         return f"asked again, the kernel does not answer {describe(call)}"

@@ -2,7 +2,7 @@
 
 Engines run in several processes that write to one log. The process that fails writes a traceback; the others then fail because of
 it, and the main process ends all of them, SGLang's with SIGKILL, vLLM's with status 0. So neither the end of the log nor the exit
-status names the cause. An engine's module `failures` adds what only that engine writes.
+status names the cause. An engine's profile adds what only that engine writes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from assay.harness.engines import registry
 from assay.harness.errors import EngineError
 from assay.harness.sides import Engine, profile_of
 from assay.harness.text import how_ended, one_line
 from assay.harness.tracebacks import CHAINED, HEADER, Frame, Traceback, Tracebacks
 
-Cause = tuple[str, re.Pattern[str], str]
 IN_TURN = "if two servers share the machine, --servers=in-turn"
 
 _EXIT = "take the call of exit (sys.exit, os._exit) out of the kernel's module and of its imports"
 # (id of the cause, pattern of an exception's message or of how a process ended, remedy with the pattern's groups). The first row
 # that fits counts, of the engine's own ones first.
 # fmt: off
-CAUSES = tuple((cause, re.compile(pattern, re.IGNORECASE | re.DOTALL), remedy) for cause, pattern, remedy in (
+CAUSES: tuple[tuple[str, str, str], ...] = (
     ("gpu-shared", r"memory capacity is unbalanced|GPUs may be occupied|less than desired GPU memory|increased during load",
      f"something else takes GPU memory while the server loads: end it (nvidia-smi lists it), or, {IN_TURN}"),
     ("gpu-memory", r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|OutOfMemoryError",
@@ -114,7 +112,7 @@ CAUSES = tuple((cause, re.compile(pattern, re.IGNORECASE | re.DOTALL), remedy) f
      "native code crashed: run the kernel without a server (`assay check`); compute-sanitizer or a debugger names the line"),
     ("exit", r"its \w+ exited with status (?!1\b)", _EXIT),  # 1 follows an exception, too
     ("stopped", r"was killed by SIGTERM", "find out what sends SIGTERM to the server, and repeat the command, which resumes"),
-))
+)
 # fmt: on
 # Causes whose patterns are specific enough to count outside exceptions, such as in a compiler's output.
 _ANYWHERE = ("host-memory", "threads", "jit-ninja", "jit-headers", "port", "flag", "disk")
@@ -173,7 +171,7 @@ class _Raised(NamedTuple):
 
 def read(log: str, engine: Engine = "sglang") -> Failure:
     """Find in the log of an engine's server, from its launch on, why it failed."""
-    lines, causes = log.splitlines(), (*registry.causes(engine), *CAUSES)
+    lines, causes = log.splitlines(), (*profile_of(engine).causes, *CAUSES)
     chain, died = _last_chain(lines), _death(lines)
     where = next((raised.kernel for raised in chain if raised.kernel), "")
     survivable = not any(raised.ends_a_process for raised in chain)
@@ -232,10 +230,10 @@ def ended(
     )
 
 
-def _known(text: str, causes: Sequence[Cause], only: Collection[str] = ()) -> tuple[str, str] | None:
+def _known(text: str, causes: Sequence[tuple[str, str, str]], only: Collection[str] = ()) -> tuple[str, str] | None:
     """Return the id and the remedy of the first cause that a text matches, or None."""
     for cause, pattern, remedy in causes:
-        if (not only or cause in only) and (match := pattern.search(text)):
+        if (not only or cause in only) and (match := re.search(pattern, text, re.IGNORECASE | re.DOTALL)):
             return cause, remedy.format(*match.groups())
     return None
 

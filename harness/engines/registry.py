@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from assay.harness.attention.call import AttentionCall
     from assay.harness.attention.declaration import Declaration
-    from assay.harness.engines.failures import Cause
     from assay.harness.engines.features import Feature
 
 
@@ -114,11 +113,6 @@ class NativeKernels(Protocol):
 def arguments(engine: Engine) -> Arguments:
     """Return the module with an engine's arguments."""
     return cast(Arguments, module(engine, "arguments"))
-
-
-def causes(engine: Engine) -> tuple[Cause, ...]:
-    """Return what only an engine's logs name as the cause of a failure (``failures``)."""
-    return cast("tuple[Cause, ...]", module(engine, "failures").CAUSES) if _has(engine, "failures") else ()
 
 
 def backends(engine: Engine) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 """``manifest.json``: the run, its software and its machine. ``questions.json``: the plan of its questions.
-``common-settings.json``: flags given to both servers because one backend forces them.
+``common-settings.json``: flags given to both servers because one backend forces them. ``rounding.json``: the cost of a rounding.
 """
 
 from __future__ import annotations
@@ -202,3 +202,24 @@ def order_hash(items: Iterable[Item]) -> str:
     for item in items:
         total.update(json.dumps([item.id, item.prompt_hash, item.unit, item.cold]).encode() + b"\n")
     return total.hexdigest()
+
+
+class RoundingCost(RunRecord):
+    """The cost of a declared rounding, measured on the reference's own weights.
+
+    Attributes:
+        declared: what is rounded, such as "activations in bfloat16".
+        mean: mean KL divergence from float64, in nats, or None if it was not measured.
+        worst: the largest divergence of a position, in nats.
+        positions: number of positions.
+        not_measured: why it was not measured, or an empty string.
+    """
+
+    declared: str = ""
+    mean: float | None = None
+    worst: float | None = None
+    positions: int = 0
+    not_measured: str = ""
+
+
+ROUNDING = RunFile("rounding.json", RoundingCost)

@@ -19,9 +19,16 @@ from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
-from assay.harness.evidence.manifest import QUESTION_PLAN, RESOLVED, Manifest, QuestionPlan, ServerManifest
+from assay.harness.evidence.manifest import (
+    QUESTION_PLAN,
+    RESOLVED,
+    ROUNDING,
+    Manifest,
+    QuestionPlan,
+    RoundingCost,
+    ServerManifest,
+)
 from assay.harness.evidence.records import Answer, Item, Suite
-from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.answers import Pair, Pairing, envelope_pairs, pair
 from assay.harness.judge.baselines import counts_of, fingerprints_of, measured_roles

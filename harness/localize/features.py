@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from assay.harness.attention.matrix_features import longest_window
-from assay.harness.attention.shapes import Shape
+from assay.harness.attention.forms import longest_window
 from assay.harness.evidence.kernel_result import Property, Value
+
+if TYPE_CHECKING:  # reports say these words without torch
+    from assay.harness.attention.shapes import Shape
 
 Known = Mapping[str, Value]
 """Feature -> its value: a number (NaN if there is none) or a word."""
@@ -25,9 +27,9 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
     """List the features of a sequence of a call: its own, its neighbours' and the call's."""
     (new, prefix), lens = shape.lens[at], [n + p for n, p in shape.lens]
     others = [pair for b, pair in enumerate(shape.lens) if b != at]
-    before, first = shape.lens[at - 1] if at else (np.nan, np.nan), shape.lens[0] if at else (np.nan, np.nan)
+    before, first = shape.lens[at - 1] if at else (nan, nan), shape.lens[0] if at else (nan, nan)
     (q_heads, kv_heads), window, ratio = shape.heads, longest_window(shape.asked), shape.heads[0] // shape.heads[1]
-    earlier = shape.lens[:at] or ((np.nan, np.nan),)
+    earlier = shape.lens[:at] or ((nan, nan),)
     row, key_row = sum(n for n, _ in shape.lens[:at]), sum(lens[:at])
     known: dict[str, Value] = {
         "new": new, "prefix": prefix, "length": new + prefix, "prefix-new": prefix - new,
@@ -42,8 +44,8 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "length-before": new + prefix - sum(before), "new-before": new - before[0], "prefix-before": prefix - before[1],
         "prefix-first": prefix - first[1],
         "q_heads": q_heads, "kv_heads": kv_heads, "ratio": ratio, "kv_heads-ratio": kv_heads - ratio, "head_dim": shape.head_dim,
-        "head_dim_v": shape.head_dim_v or np.nan, "layer": shape.layer, "first_head": shape.first_head,
-        "window": window or np.nan, "length-window": new + prefix - window if window else np.nan, "items": len(lens) * q_heads,
+        "head_dim_v": shape.head_dim_v or nan, "layer": shape.layer, "first_head": shape.first_head,
+        "window": window or nan, "length-window": new + prefix - window if window else nan, "items": len(lens) * q_heads,
         "phase": shape.phase, "dtype": str(shape.dtype).removeprefix("torch."), "data": shape.data,
         "layout": shape.layout, "autograd": shape.grad_mode or "as called",
         "softcap": _asked(shape, "softcap"), "sinks": _asked(shape, "sinks near"), "temperature": _asked(shape, "temperature"),
@@ -65,7 +67,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
 
 def _asked(shape: Shape, what: str) -> float:
     """Return the number of a feature that a call asks for, or NaN if it does not ask for it."""
-    return next((float(name.rpartition(" ")[2]) for name in shape.asked if name.startswith(f"{what} ")), np.nan)
+    return next((float(name.rpartition(" ")[2]) for name in shape.asked if name.startswith(f"{what} ")), nan)
 
 
 _NOUNS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from assay.harness.localize.cells import deviation, same_values
 from assay.harness.localize.guarded_memory import Flipped, within_guards
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
 from assay.harness.localize.raised import raised, traceback_of
-from assay.harness.localize.threads import kernel_threads
+from assay.harness.localize.threads import budget_clock, kernel_threads
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.text import percent
 from assay.worker import UNREAD, Journal
@@ -326,7 +325,7 @@ def endure(guard: Guard, results: Sequence[CallResult], runs: int, seconds: floa
         guard: the kernel.
         results: its earlier results; calls within their bounds are asked again.
         runs: the total number of runs to reach.
-        seconds: the time limit.
+        seconds: the time limit, on `budget_clock`.
 
     Returns:
         The call on which it became wrong, and how (phrased to follow "the kernel"), or None if it did not.
@@ -338,10 +337,10 @@ def endure(guard: Guard, results: Sequence[CallResult], runs: int, seconds: floa
     cheapest: dict[tuple[object, ...], CallResult] = {}
     for result in right:
         cheapest.setdefault((result.call.phase, result.call.q.dtype, max(result.call.lens_k) > _SEVERAL), result)
-    until, guard.memory = time.monotonic() + seconds, False
+    clock, guard.memory = budget_clock(right[0].call.q.device.type if right else "cpu"), False
     many = ((result, result.call.clone(), "") for result in cycle(cheapest.values()))
     for result, given, buffers in chain(_in_kept_buffers(right), many):
-        if guard.runs >= runs or time.monotonic() > until:
+        if guard.runs >= runs or clock() > seconds:
             break
         try:
             out = guard(given).out

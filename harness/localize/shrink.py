@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from assay.harness.localize.cells import deviation
 from assay.harness.localize.faults import Fault, WrongLses, came_of, shows
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
+from assay.harness.localize.threads import budget_clock
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
@@ -93,7 +93,7 @@ def smallest_call(
             came = came_of(guard, smaller)
             return came is not None and shows(fault, came)
 
-        call = shrunk(call, head_dims_of(guard, run), _limited(fails))
+        call = shrunk(call, head_dims_of(guard, run), _limited(fails, call))
         text = written(call, fails) if path else None
         asked = ", log-sum-exps asked for" * isinstance(fault, WrongLses)
         return Smallest(f"{describe(call)}{asked}", source_of([text], guard, path) if text else None)
@@ -153,20 +153,20 @@ def shrink(
             (relative_l1(deviation(out, expected, result.cells)) <= result.fit_bounds).all()
         )
 
-    still_fails = _limited(fails)
+    still_fails = _limited(fails, call)
     if not still_fails(call):
         raise ValueError(f"nothing to shrink: the kernel does not fail on {describe(call)}")
     return shrunk(call, head_dims, still_fails)
 
 
-def _limited(fails: Fails) -> Fails:
+def _limited(fails: Fails, first: AttentionCall) -> Fails:
     """Return the predicate with a limit on runs and time, after which nothing fails."""
-    until, runs = time.monotonic() + _SECONDS, 0
+    clock, runs = budget_clock(first.q.device.type), 0
 
     def limited(call: AttentionCall) -> bool:
         nonlocal runs
         runs += 1
-        return runs <= _MAX_RUNS + 1 and time.monotonic() <= until and fails(call)
+        return runs <= _MAX_RUNS + 1 and clock() <= _SECONDS and fails(call)
 
     return limited
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from assay.harness.engines import memory
 from assay.harness.engines.arguments import numerics
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.rounding import ROUNDING, RoundingCost
+from assay.harness.evidence.manifest import ROUNDING, RoundingCost
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
 from assay.harness.run.side_probes import load_of

@@ -11,8 +11,8 @@ from assay.harness.engines.launched import server
 from assay.harness.errors import AssayError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path, read_logits, write_logits
+from assay.harness.evidence.manifest import ROUNDING
 from assay.harness.evidence.probes import passes_of
-from assay.harness.evidence.rounding import ROUNDING
 from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.logits_suite import WITNESS, claim

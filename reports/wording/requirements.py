@@ -1,15 +1,16 @@
 """The requirements of a pass, with titles that say how each check came out.
 
 An unmet check never prints its requirement as if it held: without another text, its title says that the requirement is not shown,
-or that it was not checked.
+or that it was not checked. The sentences about the policy and about earlier runs are here too.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from assay.harness.text import counted
 from assay.harness.verdict import Check, CheckStatus
-from assay.reports.wording.say import found_of
+from assay.reports.wording.say import Found, Templates, found_of, says
 
 
 class _Titles(NamedTuple):
@@ -169,3 +170,30 @@ class SaidCheck(NamedTuple):
 def said_check(check: Check) -> SaidCheck:
     """Put a check into sentences."""
     return SaidCheck(check.id, check.status, _title_of(check), *found_of(check))
+
+
+@says
+def _policy_weakened(lines: list[str], declared: str) -> Found:
+    noise = [f"noise = {declared} (declared, and not in the policy)"] if declared else []
+    return Found(
+        "; ".join([*lines, *noise]),
+        "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]",
+    )
+
+
+@says
+def _ran_before(runs: int, verdicts: list[tuple[str, int]], last: str) -> Found:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
+    return Found(
+        f"{counted(runs, 'earlier run')} of the same comparison: {counts}; the last is {last}",
+        "judge by all runs of this comparison: assay runs lists them",
+    )
+
+
+SENTENCES: Templates = {
+    "policy-strict": "margins, error rates and compared lengths are the defaults, or stricter",
+    "suite-required": Found(
+        "{ran:if it ran|it did not run}; {line}",
+        "add {suite} to --suites, on servers that assay starts",
+    ),
+}

@@ -25,7 +25,7 @@ if "ignored" in sys.argv:
 with like_ctrl_c():
     try:
         print("ready", flush=True)
-        time.sleep(20)
+        time.sleep(120)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         time.sleep(0.5)
@@ -89,7 +89,7 @@ with like_ctrl_c():
     try:
         one = Slow()
         del one
-        time.sleep(20)
+        time.sleep(120)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
@@ -99,10 +99,8 @@ with like_ctrl_c():
 def test_a_signal_in_a_destructor_is_not_lost(number: signal.Signals) -> None:
     """Python ignores what a destructor raises."""
     command = [sys.executable, "-c", IN_DESTRUCTOR, str(int(number))]
-    begun = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "interrupted\n"
-    assert time.monotonic() - begun < 15
     assert done.stderr == ""
 
 

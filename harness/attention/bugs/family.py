@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from assay.harness.attention.bugs import (
-    blocks,
     features,
     heads,
     leaks,
@@ -40,7 +39,7 @@ KIND_TITLES = {
     "latent": "Latent attention",
 }
 """Kind of bugs -> heading, in the order of `FAMILY`."""
-_ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, blocks, precision, merges, features)
+_ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, precision, merges, features)
 FAMILY: tuple[Bug, ...] = tuple(bug for kind in KIND_TITLES for room in _ROOMS for bug in room.BUGS if bug.kind == kind)
 """Every known bug, leaks first; ids are unique."""
 BY_ID = {bug.id: bug for bug in FAMILY}

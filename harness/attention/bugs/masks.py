@@ -1,4 +1,4 @@
-"""Bugs of masks: misaligned, missing, or narrowed to a window."""
+"""Bugs of masks: misaligned, missing, narrowed to a window, or without the last partial block of keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from assay.harness.attention.bugs.bug import Bug, changing, code, keys_of
+from assay.harness.attention.bugs.bug import Bug, changing, code, keys_of, seeing
 from assay.harness.attention.oracle import Request
 
 MASKED = """\
@@ -39,6 +39,14 @@ def _window(size: int, r: Request) -> Request | None:
     return replace(r, visible=r.visible & (_distance(r) < size)) if r.len_k > size else None
 
 
+_BLOCKS = """\
+def attend(q, k, v, scale):
+    new, keys = q.shape[1], k.shape[1]
+    read = BLOCK * (@)  # keys that the loop over blocks reads
+    seen = torch.ones(new, keys, dtype=torch.bool).tril(keys - new)[:, :read]
+    scores = scale * q @@ k[:, :read].transpose(1, 2)
+    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @@ v[:, :read]
+"""
 BUGS = (
     Bug("mask-top-left", "causal mask top-left", "query i of the new tokens sees keys 0 to i of the whole sequence",
         "applies a top-left causal mask", "mask",
@@ -63,4 +71,9 @@ BUGS = (
       for n, reports in (
           (16, ()), (32, ()), (64, ()), (128, ("Dao-AILab/flash-attention#1366",)), (256, ()),
           (512, ("sgl-project/sglang#31501",)), (1024, ()), (2048, ("huggingface/transformers#39408",)), (4096, ()))),
+    *(Bug(f"last-block-lost-{n}", f"last partial block of {n} lost", f"keys beyond the last full block of {n} are not seen",
+            f"loses the last partial block of {n} keys", "last-block-lost",
+            changing(seeing(lambda r, keys, n=n: keys < r.len_k // n * n)),  # type: ignore[misc]
+            code(_BLOCKS.replace("BLOCK", str(n)), f"keys // {n}", f"-(-keys // {n})"), reports=reports)
+        for n, reports in ((16, ()), (32, ()), (64, ("jax-ml/jax#27224",)), (128, ("NVIDIA/TensorRT-LLM#17648",)))),
 )  # fmt: skip

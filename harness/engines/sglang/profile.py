@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from assay.harness.sides import EngineProfile, MemoryProfile
 
+# Causes of failures that only SGLang's logs name, as `assay.harness.engines.failures` has all others.
+# fmt: off
+_CAUSES = (
+    ("memory-share", r"no GPU memory for the KV cache.*?above (?:0\.(?:8[3-9]|9)|[1-9])", "use a smaller --model"),
+    ("memory-share", r"leave no GPU memory for the KV cache.*?above 0\.(?:4[3-9]|[5-9])",
+     "run one server at a time: --servers=in-turn --engine-arg=--mem-fraction-static=0.85"),
+    ("memory-share", r"leave no GPU memory for the KV cache|(?:increase|raise) --mem-fraction-static",
+     "repeat the command with --engine-arg=--mem-fraction-static=0.45, or 0.85 and --servers=in-turn where it had as much"),
+)
+# fmt: on
+
 PROFILE = EngineProfile(
     title="SGLang",
     distributions=("sglang",),
@@ -48,4 +59,5 @@ PROFILE = EngineProfile(
     },
     install="pip install sglang; without a GPU, make the environment with nox -s accuracy in a clone of assay",
     merging=("flashinfer",),
+    causes=_CAUSES,
 )  # fmt: skip

@@ -140,8 +140,8 @@ ASKED = tuple(feature for feature in FEATURES if feature != "lse")
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("feature", ASKED)
-def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 0.5)  # no condition is asked for
+@pytest.mark.usefixtures("few_experiments")
+def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature: str) -> None:
     some = asking(feature)
     result = check(declaring(lambda call: without(feature, call), feature), cases=some, read_out=2)
     assert result.exit_code == ExitCode.REGRESSION

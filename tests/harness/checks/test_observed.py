@@ -37,6 +37,8 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.verdict import Finding
 from assay.worker import Event, Journal
 
+pytestmark = pytest.mark.usefixtures("few_experiments")
+
 Lens = list[tuple[int, int]]
 NO_MASK, SCALE_TWICE = fault("mask-missing"), fault("scale-twice")
 
@@ -88,11 +90,6 @@ def standing() -> tuple[Journal, list[KernelResult]]:
 
 def first(result: KernelResult) -> Finding:
     return result.findings[0]
-
-
-@pytest.fixture(autouse=True)
-def _no_condition_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 0.5)
 
 
 @pytest.fixture

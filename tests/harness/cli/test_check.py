@@ -70,10 +70,10 @@ def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.Capt
     assert first.endswith(" · exit 1")
 
 
+@pytest.mark.usefixtures("few_experiments")
 def test_the_test_is_a_file_that_fails_and_a_right_kernel_has_none(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 0.5)  # what is observed is not asked here
     monkeypatch.setattr("assay.harness.checks.check._ASSERTED_S", 0.0)
     some = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-", "--read-out", "0", "--test", "test_it.py")
     assert call("checked_kernels:right", *some) == 0

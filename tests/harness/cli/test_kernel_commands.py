@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,9 +124,7 @@ def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None
         assert process.stderr is not None
         while "hanging" not in process.stderr.readline():
             assert process.poll() is None
-        begun = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 3
     assert "interrupted; there is no verdict" in said
-    assert time.monotonic() - begun < 15

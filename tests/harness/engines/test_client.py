@@ -315,8 +315,8 @@ def test_the_death_of_the_process_ends_it_long_before_the_timeout(mock: Mock) ->
     mock.behaviours = [hang]
     began = time.monotonic()
     with pytest.raises(EngineError, match="it died"):
-        ask(make_client(mock, timeout_s=25.0, check=dead_after(2)), count=4, concurrency=4)
-    assert time.monotonic() - began < 3
+        ask(make_client(mock, timeout_s=120.0, check=dead_after(2)), count=4, concurrency=4)
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("behaviour", [close, body("dying", 500)])
@@ -339,7 +339,7 @@ def test_death_is_reported_rather_than_its_first_symptom(mock: Mock, behaviour: 
 
 def test_nothing_is_waited_for_where_nothing_can_die(mock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that assay did not start; and SGLang's tokenizer, which refuses chats with HTTP 500."""
-    monkeypatch.setattr(client_module, "_DEATH_WAIT_S", 20.0)
+    monkeypatch.setattr(client_module, "_DEATH_WAIT_S", 120.0)
     mock.behaviours = [close]
     began = time.monotonic()
     with pytest.raises(EngineError, match="did not answer"):
@@ -348,7 +348,7 @@ def test_nothing_is_waited_for_where_nothing_can_die(mock: Mock, monkeypatch: py
     mock.behaviours = [body("no tools", 500)]
     with pytest.raises(EngineError, match="HTTP 500: 'no tools'"):
         make_client(mock).json("POST", CHAT, {})
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_an_error_of_the_callback_is_raised_unchanged(mock: Mock) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines import registry
 from assay.harness.engines.failures import CAUSES, ended, read
+from assay.harness.sides import profile_of
 
 LOGS = Path(__file__).parents[2] / "data" / "server_failures"
 EXPECTED = tomllib.loads((LOGS / "expected.toml").read_text())
@@ -30,7 +30,7 @@ def test_the_line_that_names_the_cause_is_found_with_one_remedy(name: str) -> No
 def test_every_log_is_expected_and_every_cause_has_one() -> None:
     assert {path.stem for path in LOGS.glob("*.log")} == EXPECTED.keys()
     assert len(EXPECTED) >= 36
-    known = {cause for cause, _, _ in (*registry.causes("sglang"), *CAUSES)} | {"kernel"}
+    known = {cause for cause, _, _ in (*profile_of("sglang").causes, *CAUSES)} | {"kernel"}
     assert known - {one["cause"] for one in EXPECTED.values()} == {"stopped"}, "a SIGTERM leaves no log of its own"
 
 

@@ -33,11 +33,10 @@ def two_threads() -> object:
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("set_by_user", "of_kernel"), [("2", 2), ("", 1)])
+@pytest.mark.usefixtures("few_experiments")
 def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
     set_by_user: str, of_kernel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.harness.checks.check._EXPERIMENTS_S", 0.5)  # each step comes, and none takes long
-    monkeypatch.setattr("assay.harness.localize.shrink._SECONDS", 0.5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if set_by_user:
         monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)

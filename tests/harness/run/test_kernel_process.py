@@ -308,7 +308,7 @@ def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> N
 
     with pytest.raises(KeyboardInterrupt):
         score()
-    assert time.monotonic() - begun[0] < 8
+    assert time.monotonic() - begun[0] < 60
     assert folder.read(MATRIX) is None
     assert folder.read(CAUSE) is not None
     assert_nothing_left(folder)

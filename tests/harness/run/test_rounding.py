@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from assay.evals.probes import probe_load
 from assay.harness.engines.model import resolve_model
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.rounding import ROUNDING
+from assay.harness.evidence.manifest import ROUNDING
 from assay.harness.judge.noise_limits import EXACT_KL, kl_limit, measured_noise
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import rounding

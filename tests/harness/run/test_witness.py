@@ -18,8 +18,8 @@ from assay.harness.engines.model import TINY_MODEL
 from assay.harness.evidence.fingerprint import FINGERPRINT
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
+from assay.harness.evidence.manifest import ROUNDING, RoundingCost
 from assay.harness.evidence.probes import ProbePass, ProbeReply, Scores, TracedPlace, record_pass
-from assay.harness.evidence.rounding import ROUNDING, RoundingCost
 from assay.harness.evidence.trace import TraceHeader, write_pass
 from assay.harness.judge.build import build
 from assay.harness.judge.logits_suite import WITNESS
