@@ -345,7 +345,7 @@ def _shown(
 
 
 def _needed(lab: Lab, drawer: Drawer | None, tried: Tried | None) -> Tried | None:
-    """Return a condition that all wrong sequences meet instead of none, or of one outside of which others are wrong."""
+    """Return a condition that all wrong sequences meet instead of none, or of one that leaves some of them out."""
     if drawer is None or lab.name != OUTPUT or (tried is not None and not tried.outside):
         return tried
     rule = _tested(lab, drawer) if tried is None else tried.rule
