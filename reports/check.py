@@ -237,8 +237,10 @@ def _screen(result: KernelResult) -> list[Row]:
     if (tried := result.tried) is not None and not tried.outside:
         rows.append(
             Row(
-                "Fails at",
-                f"{_condition(tried)}: {tried.wrong} of {tried.wrong} tries; right at {tried.right} of {tried.right} others",
+                "Fails at" if tried.always else "Fails only",
+                f"{_condition(tried)}: {tried.wrong} of {tried.wrong} tries; right at {tried.right} of {tried.right} others"
+                if tried.always
+                else f"where {_condition(tried)}; right at {tried.right} of {tried.right} others",
             )
         )
     elif result.axes:
@@ -340,19 +342,19 @@ def _where(result: KernelResult) -> list[Block]:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
         among = f"Within {words((), tried.context)}: " if tried.context else ""
-        where = f"exactly where {words(tried.rule)}" if tried.rule else "on every call"
+        exactly = "exactly" if tried.always else "only"
+        where = f"{exactly} where {words(tried.rule)}" if tried.rule else "on every call"
         said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} {where}"
         outside = " It is wrong outside of this too." * (tried.outside > 0)
         listed_ = " A list contains the tested values." if lists else ""
         part = f" In such a sequence, only where {words(tried.part)}." if tried.part else ""
         rivals = "".join(f", or where {words(rule)}, which no call separates" for rule in tried.rivals)
+        checked = f"On calls drawn to refute it: {drawn}. Nothing in {counted(tried.calls, 'call')} contradicts it."
+        if not tried.always:
+            checked = f"All {tried.right:,} others that were run are right; {tried.wrong:,} that meet this are wrong."
         made = [
             Line(f"{said[0].upper()}{said[1:]}{rivals}.{part}"),
-            Line(
-                f"On calls drawn to refute it: {drawn}. Nothing in {counted(tried.calls, 'call')} contradicts it."
-                f"{outside}{listed_}",
-                "quiet",
-            ),
+            Line(f"{checked}{outside}{listed_}", "quiet"),
         ]
     if result.by_numbers:
         made.append(Line("The error depends on the numbers: the same call is wrong with some and right with others."))

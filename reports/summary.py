@@ -128,9 +128,7 @@ def _multiple(error: OwnError, bound: float | None) -> str:
 def next_steps(report: Report) -> list[tuple[str, str]]:
     """List the next steps after a run with their commands, most important first: reproduce the cause, repeat the run."""
     again = [("Repeat this run", report.reproduce)] if report.reproduce else []
-    if report.verdict == "pass" or report.failure is not None:  # a failure's remedy is below its headline
-        return again
-    if report.verdict != "regression":
+    if report.verdict != "regression" or report.failure is not None:  # a failure's remedy is below its headline
         return again
     cause = main_finding(report)
     reproduce = [("Reproduce the cause, without a server", cause.reproduce)] if cause and cause.does else []

@@ -273,7 +273,6 @@ def _task(
 def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> MatrixRun:
     """Run the kernel on the matrix, or until it is clearly wrong."""
     case_of = {id(call): case for case, call in task.made}
-    cases = [case for case, _ in task.made]
 
     def each(result: CallResult) -> None:
         case, (own, bound) = case_of[id(result.call)], result.judged_cell
@@ -281,9 +280,7 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
         journal.write("computed", case=case.name, condition=case.condition, fails=result.fails, own=own, bound=bound)
 
     def enough(results: Sequence[CallResult]) -> bool:
-        return not task.whole and clearly_wrong(
-            [(case_of[id(result.call)], result) for result in results], guard.runs, cases
-        )
+        return not task.whole and clearly_wrong(results, guard.runs, len(task.made))
 
     order = None if task.whole else in_order(task.made)
     return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)

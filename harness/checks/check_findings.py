@@ -156,7 +156,7 @@ class MatrixRun:
             call, how = min(written, key=lambda pair: (pair[0].k.numel(), pair[0].q.numel()))
             number = len({id(call) for call, _ in written})
             outside.append(_tried(_outside(how, counted(number, "call"), call, again), experiments.get(OUTSIDE)))
-        if read := over_reads(self.guard.ask, self.run.results):
+        if read := self._over_read:
             outside.append(_outside(read[1], "calls that are out of bounds", read[0], again))
         # Foreign memory changes between calls, so changing answers are evidence of reading it, not of kept state.
         changing = [finding for finding in findings if outside and finding.id in (STATE_KEPT, NONDETERMINISM)]
@@ -164,6 +164,11 @@ class MatrixRun:
             outside[0] = also(outside[0], finding)
         every = [*(finding for finding in findings if finding not in changing), *outside]
         return with_evidence(every, *(line for tried in experiments.values() for line in tried.failed))
+
+    @cached_property
+    def _over_read(self) -> tuple[AttentionCall, str] | None:
+        """The call in which it reads outside of its inputs, and how: experiments on other calls do not change that."""
+        return over_reads(self.guard.ask, self.run.results)
 
     def _bugs(self, experiments: Experiments) -> list[Finding]:
         """Diagnose the computed cases; findings hold on the calls of experiments too."""

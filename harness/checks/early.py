@@ -71,7 +71,7 @@ def _cost(call: AttentionCall) -> float:
     return float(_OVERHEAD + tiles * call.q.shape[1])
 
 
-def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: Sequence[Case]) -> bool:
+def clearly_wrong(results: Sequence[CallResult], runs: int, cases: int) -> bool:
     """Return True if further calls would not change a kernel's verdict.
 
     That is so if at least `_WRONG` calls are clearly wrong. Experiments then find the conditions on their own calls.
@@ -79,11 +79,11 @@ def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: 
     Args:
         results: its results so far. Only the last is new: if it is not clearly wrong, nothing has changed.
         runs: the number of calls so far, including refused ones.
-        cases: all cases of the matrix.
+        cases: the number of cases of the matrix.
     """
-    if runs < max(_FEWEST, _SHARE * len(cases)) or not _clearly(results[-1][1]):
+    if runs < max(_FEWEST, _SHARE * cases) or not _clearly(results[-1]):
         return False
-    return sum(_clearly(result) for _, result in results) >= _WRONG
+    return sum(_clearly(result) for result in results) >= _WRONG
 
 
 def _clearly(result: CallResult) -> bool:

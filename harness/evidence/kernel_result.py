@@ -73,6 +73,10 @@ class Tried(Part):
     outside: int = Field(
         0, description="wrong sequences outside the context, on all calls: the condition says nothing about them"
     )
+    always: bool = Field(
+        True,
+        description="whether all sequences with all properties are wrong; otherwise only such are, and the counts are of all calls",
+    )
     part: tuple[Property, ...] = Field(
         (), description="which queries, heads and dims of such a sequence are wrong, by default all"
     )

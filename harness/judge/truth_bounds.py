@@ -20,16 +20,17 @@ from assay.harness.conditions import PHASES
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.error_table import DIMENSIONS, ErrorTable, Floats, RoleErrors, elements, gain, relative_l1
 from assay.harness.evidence.run_file import REPEAT_RUN
-from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
-from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
+from assay.harness.evidence.shadow_errors import ShadowErrors
+from assay.harness.stats.noise_bound import (
+    FALSE_FLAGS,
+    cell_bounds,
+    f_quantile_above,
+    freedom_of_spread,
+    gain_tolerance,
+)
 
 # An honest kernel of a finer granularity than its family's may cost this much less than the family's members.
 _SLACK_BELOW = 2.0
-# Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the same with
-# TF32 operands: truncation makes both lose 2^-12 on average. Measured over the honest kernels of
-# `benchmarks/honest_kernels.py`.
-_GAIN_ROUNDINGS, _GAIN_TF32 = 1 / 16, 1.5e-3
-_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 LAYER, HEAD, PHASE = (DIMENSIONS.index(name) for name in ("layer", "head", "phase"))
 _GAIN_LEVELS = ((LAYER, PHASE, HEAD), (LAYER, PHASE), (PHASE,))
 _Flags = NDArray[np.bool_]
@@ -111,14 +112,15 @@ def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
     """
     table = shadow.cells
     cells, reference = (_cells(table, role) for role in (table.candidate, table.reference))
+    header = shadow.headers[0]
     return AgainstNoise(
         cells=cells,
-        gains=_gains(table, FALSE_FLAGS / 4, _tolerance(shadow.headers[0])),
+        gains=_gains(table, FALSE_FLAGS / 4, gain_tolerance(header.dtype, header.accumulation)),
         queries=_queries(table, table.candidate),
         reference=reference,
         reference_queries=_queries(table, table.reference),
         apart=_apart(shadow, cells, reference),
-        quiet=tuple(_quiet(table)) if _has_least(shadow.headers[0].candidate_noise) else (),
+        quiet=tuple(_quiet(table)) if _has_least(header.candidate_noise) else (),
     )
 
 
@@ -174,14 +176,6 @@ def _queries(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
     there = role.worst.any(1)
     off, bound, size, _, _ = role.worst[there].T
     return MeasuredCells(table.index[there], *(number / np.where(size > 0, size, 1.0) for number in (off, bound)))
-
-
-def _tolerance(header: ShadowHeader) -> float:
-    """Return how much an honest kernel may scale its output however many calls are averaged."""
-    if header.dtype == "float32" and header.accumulation == "tf32":
-        return _GAIN_TF32
-    coarsest = "float16" if header.accumulation == "fp16" and header.dtype == "float32" else header.dtype
-    return _GAIN_ROUNDINGS * _EPS.get(coarsest, _EPS["bfloat16"]) + 4 * _EPS["float32"]
 
 
 def _gains(table: ErrorTable, rate: float, tolerance: float) -> MeasuredCells:

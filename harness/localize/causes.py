@@ -103,25 +103,17 @@ def causes(run: KernelRun) -> list[Cause]:
     layers = sorted({result.call.layer for result in (*run.results, *run.drawn) if result.fails})
     if not layers:
         return []
-    known: dict[tuple[str, int], Tensor | None] = {}
-
-    def compared(hypothesis: Bug, result: CallResult) -> Tensor | None:  # each pair once, alone or with other layers
-        key = hypothesis.id, id(result)
-        if key not in known:
-            known[key] = explaining(hypothesis, result)
-        return known[key]
-
-    together = _explain(run, layers, compared)
+    together = _explain(run, layers)
     if together.hypotheses or len(layers) == 1:
         return [together]
     groups: dict[object, list[int]] = {}
     for layer in layers:
-        alone = _explain(run, [layer], compared)
+        alone = _explain(run, [layer])
         bugs = tuple((h.id, h.about) for h in alone.hypotheses)
         # A bug that would show on correct calls of the layer explains the wrong ones by chance.
         key = (bugs, alone.heads, frozenset(alone.wrong_groups)) if bugs and not alone.spared else ()
         groups.setdefault(key, []).append(layer)
-    by_group = [_explain(run, group, compared) for group in groups.values()]
+    by_group = [_explain(run, group) for group in groups.values()]
     return sorted(by_group, key=_rank)
 
 
@@ -129,7 +121,15 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
     return not any(h.kind == LEAK for h in cause.hypotheses), not cause.hypotheses
 
 
-def _explain(run: KernelRun, layers: Sequence[int], compared: _Explaining) -> Cause:
+def _compared(hypothesis: Bug, result: CallResult) -> Tensor | None:
+    """Return what `explaining` returns, computed once for a result: before and after experiments, alone and with other layers."""
+    known = result.explained
+    if hypothesis.id not in known:
+        known[hypothesis.id] = explaining(hypothesis, result)
+    return known[hypothesis.id]
+
+
+def _explain(run: KernelRun, layers: Sequence[int]) -> Cause:
     results = [*run.results, *run.drawn]
     inside = [o for o in results if o.call.layer in layers]
     one_layer = len({o.call.layer for o in results}) == 1  # to which a check moves its calls where layers do not matter
@@ -137,7 +137,7 @@ def _explain(run: KernelRun, layers: Sequence[int], compared: _Explaining) -> Ca
     heads = sorted({o.call.spec.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     off = _over(failing)
     oracle_error = float(relative_l1(off)) if off[_SIZE] else float("inf")
-    fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, oracle_error, compared))]
+    fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, oracle_error, _compared))]
     chosen = _choose(fits)
     scaled = _scaled(failing)
     # Its factor is free, so it has to fit better than hypotheses without a free parameter.

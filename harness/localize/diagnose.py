@@ -63,7 +63,11 @@ def diagnose(run: KernelRun, reproduce: str = "", tried: Tried | None = None) ->
         bugs = []
         for cause in causes(run):
             bug = _bug(cause, run, layers, reproduce, tried)
-            if changing is None or tried or (cause.hypotheses and not _is_scattered(cause, run, tried)):
+            if (
+                changing is None
+                or (tried and tried.always)
+                or (cause.hypotheses and not _is_scattered(cause, run, tried))
+            ):
                 bugs.append(bug)
             else:
                 behaviour[behaviour.index(changing)] = changing = also(changing, bug)
@@ -133,7 +137,7 @@ def _when(cause: Cause, run: KernelRun, tried: Tried | None) -> tuple[str, str]:
         said = words(tried.rule, tried.context)
         if (prefix := {"a prefix is cached": True, "no prefix is cached": False}.get(said)) is not None:
             return _CACHED[prefix], _CACHED[not prefix]
-        return f"where {said}", "" if tried.context else "in all other calls"
+        return f"{'only ' * (not tried.always)}where {said}", "" if tried.context else "in all other calls"
     wrong, mixed = cause.wrong_groups, any(0 < bad < every for bad, every in cause.groups.values())
     right = cause.groups.keys() - wrong
     cached = {cached for _, cached in wrong}

@@ -28,7 +28,7 @@ from assay.harness.localize.faults import OUTPUT, Came, wrong_sequences
 from assay.harness.localize.features import ASKS, TILES, Known, features
 from assay.harness.localize.kernel_runs import CallResult, truth
 from assay.harness.localize.lab import KEPT_WORK, Lab, Place, SpentError, work_of
-from assay.harness.localize.rules import Points, Rule, cost, holds, meets, rules
+from assay.harness.localize.rules import Points, Rule, cost, holds, meets, necessary, rules
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.stats.query_bounds import least_error
 
@@ -60,7 +60,7 @@ _HELD = {
 _NARROW = 10  # fields
 _CONTEXTS = (*map(tuple[str, ...], ((), ("dtype",))), *(tuple(_HELD)[:n] for n in (1, 2, 3, -1, len(_HELD))))
 _CELL_ROUNDS, _ROUNDS, _DRAWN, _TELLING, _NEAR, _BESIDE = 3, 8, 1500, 12, 4, 12
-_EACH_SIDE, _LEAST_EACH_SIDE, _MOST_EACH_SIDE = 15, 8, 150
+_EACH_SIDE, _LEAST_EACH_SIDE, _MOST_EACH_SIDE, _LACKING = 15, 8, 150, 40
 # A rule is a rival of the first if it costs at most this much more.
 _TIE = 0.3
 # An error depends on the numbers if more than one in `_MIXED` wrong sequences was right with others, or if the simplest wrong call
@@ -288,7 +288,7 @@ def experiment(
             lab.ask(shape)
         own = features(place.shape, place.at)
         for drawer.held in _CONTEXTS:
-            if len(drawer.held) >= _NARROW and lab.mixed * _NARROW > lab.points.wrong.count(True):
+            if len(drawer.held) >= _NARROW and len(lab.mixed) * _NARROW > lab.points.wrong.count(True):
                 break  # with all else held, a fault that depends on the numbers can look like any condition
             context = {name: own[name] for field in drawer.held for name in _HELD[field]}
             # Within a context, "every call is wrong" was tried on one side alone.
@@ -332,19 +332,59 @@ def _shown(
     varied: tuple[Axis, ...] = (),
     drawer: Drawer | None = None,
 ) -> Experiments:
+    # Within its context, the condition agrees with all of these.
+    tried = tried and standing(
+        tried, [known for known, bad in zip(lab.points.known, lab.points.wrong, strict=True) if bad]
+    )
+    by_numbers = place is not None and (tried is None or tried.outside > 0) and _by_numbers(lab, place)
+    tried = _needed(lab, drawer, None if by_numbers else tried)
     kept = [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
     points = list(zip(lab.points.known, lab.points.wrong, strict=True))
     wrong = [known for known, bad in points if bad]
-    # Within its context, the condition agrees with all of these.
-    tried = tried and standing(tried, wrong)
-    by_numbers = place is not None and (tried is None or tried.outside > 0) and _by_numbers(lab, place)
-    tried = None if by_numbers else tried
     return Experiments(tried, place, () if by_numbers else agreeing(varied, wrong), by_numbers, kept, points, drawer)
+
+
+def _needed(lab: Lab, drawer: Drawer | None, tried: Tried | None) -> Tried | None:
+    """Return a condition that all wrong sequences meet instead of none, or of one that leaves some of them out."""
+    if drawer is None or lab.name != OUTPUT or (tried is not None and not tried.outside):
+        return tried
+    rule = _tested(lab, drawer) if tried is None else tried.rule
+    points = _of_any_numbers(lab)
+    bad, met = np.array(points.wrong, dtype=bool), points.meeting(rule)
+    if not rule or (bad & ~met).any() or not lab.repeats():
+        return tried
+    return Tried(rule=rule, wrong=int(bad.sum()), right=int((~met).sum()), calls=lab.asked, always=False)
+
+
+def _tested(lab: Lab, drawer: Drawer) -> Rule:
+    """Return the properties that all wrong sequences have, fresh ones included that lack one; without a limit if time is up."""
+    drawer.held = ()
+    for _ in range(_CELL_ROUNDS):
+        rule = necessary(_of_any_numbers(lab))
+        try:
+            for prop in rule:
+                others = tuple(other for other in rule if other != prop)
+                lacking = (shape for shape in drawer(_DRAWN) if any(
+                    new and holds(others, known := features(shape, b)) and not holds((prop,), known)
+                    for b, (new, _) in enumerate(shape.lens)
+                ))  # fmt: skip
+                for shape in islice(lacking, _LACKING):
+                    lab.ask(shape)
+        except SpentError:
+            return tuple(prop for prop in rule if prop.kind == "in")
+        if not rule or necessary(_of_any_numbers(lab)) == rule:
+            return rule
+    return ()
+
+
+def _of_any_numbers(lab: Lab) -> Points:
+    """Return the points, with those as wrong that were wrong with some numbers."""
+    return Points([*lab.points.known, *lab.mixed], [*lab.points.wrong, *[True] * len(lab.mixed)])
 
 
 def _by_numbers(lab: Lab, place: Place) -> bool:
     """Return True if the outcome of the simplest call, or of many calls, changes with the numbers."""
-    if lab.mixed * _MIXED > lab.points.wrong.count(True):
+    if len(lab.mixed) * _MIXED > lab.points.wrong.count(True):
         return True
     again = (lab.told(place.shape, lab.made(place.shape, seed)) for seed in range(2, 2 + _SEEDS))
     return any(answer[place.at] is False for answer in again)

@@ -99,7 +99,7 @@ class CallResult:
     def updated(self, **changes: Any) -> CallResult:
         """Return a copy with changes to fields that do not affect its error; simulations are kept."""
         names = {field.name for field in fields(self)}
-        _ = self.lse_errors  # so that both share its simulations
+        _ = self.lse_errors, self.explained  # so that both share these
         changed = replace(self, **changes)
         vars(changed).update({name: value for name, value in vars(self).items() if name not in names})
         return changed
@@ -113,6 +113,11 @@ class CallResult:
     def slopes(self) -> Tensor:
         """Slope of the output on the truth by head, float64 [num_q_heads]; NaN if either is not finite, or the truth is zero."""
         return slope(self.off.sum(0))
+
+    @cached_property
+    def explained(self) -> dict[str, Tensor | None]:
+        """Hypothesis -> the result of `assay.harness.localize.causes.explaining`, for each that was compared with the output."""
+        return {}
 
     @cached_property
     def lse_errors(self) -> LseErrors | None:

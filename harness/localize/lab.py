@@ -11,7 +11,7 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.shapes import Shape
 from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of
-from assay.harness.localize.features import features
+from assay.harness.localize.features import Known, features
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.rules import Points
@@ -57,7 +57,7 @@ class Lab:
         places: the same sequences, by shape and index.
         asked: the number of calls so far.
         share: the share of time and calls that may be used for now.
-        mixed: sequences that were wrong with some numbers and right with others.
+        mixed: the features of sequences that were wrong with some numbers and right with others.
         base: the failing shape that experiments start from.
         known: the answers by shape.
         wrong_ones: the shapes with a wrong sequence.
@@ -76,7 +76,7 @@ class Lab:
     places: list[Place] = field(default_factory=list)
     asked: int = 0
     share: float = 1.0
-    mixed: int = 0
+    mixed: list[Known] = field(default_factory=list)
     base: Shape | None = None
     known: dict[Shape, tuple[bool | None, ...]] = field(default_factory=dict)
     wrong_ones: list[Shape] = field(default_factory=list)
@@ -161,8 +161,8 @@ class Lab:
         # A fault that has not depended on the numbers so far is rechecked now and then.
         doubted = self.mixed or len(self.wrong_ones) < _ALWAYS_AGAIN or not len(self.wrong_ones) % _NOW_AND_THEN
         other = self.told(shape, self.made(shape, 1)) if any(drawn) and doubted else drawn
-        self.mixed += sum(a is not b is not None for a, b in zip(drawn, other, strict=True))
-        pairs = zip(drawn, other, shape.lens, strict=True)
+        pairs = list(zip(drawn, other, shape.lens, strict=True))
+        self.mixed += [features(shape, at) for at, (a, b, _) in enumerate(pairs) if {a, b} == {True, False}]
         return tuple(a if b in (a, None) and new else None for a, b, (new, _) in pairs)
 
 

@@ -16,16 +16,15 @@ from numpy.typing import NDArray
 from assay.harness.attention.honest import here
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.kernel_runs import CallResult
-from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above
+from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above, gain_tolerance
 from assay.harness.stats.query_bounds import dropping_cost, least_error
 
 QUANTISATION_NOT_RUN = "quantisation-not-run"
 # Fewest calls (effective number, given their weights) for judging a slope.
 _MIN_CALLS = 8
-# How far the mean slope of a correct kernel may lie from the ensemble's, for any number of calls: 1/16 of the dtype's eps; with
-# truncated TF32 operands, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a quantisation, whose
-# second-order effects depend on details such as blocks. Measured with `benchmarks/honest_kernels.py`.
-_SLOPE_ROUNDINGS, _SLOPE_TF32, _SLOPE_QUANTISED = 1 / 16, 1.5e-3, 0.1
+# How far the mean slope of a correct kernel with a quantisation may lie from the ensemble's, for any number of calls, as a share of
+# the quantisation's noise: second-order effects depend on details such as blocks. Measured with `benchmarks/honest_kernels.py`.
+_SLOPE_QUANTISED = 0.1
 # Least share of the ensemble's noise that a kernel of its family has. Finer scales than declared reduce the noise: a scale per
 # token instead of one per 128 tokens has 0.65 of it on normal data.
 _LEAST_SHARE = 0.5
@@ -121,11 +120,7 @@ def _tolerance(result: CallResult) -> float:
     family = here(result.limits.family, result.call)
     if family.quantises:
         return _SLOPE_QUANTISED * float(result.limits.ensemble.noise.median())
-    if family.accumulation == "tf32" and result.call.q.dtype == torch.float32:
-        return _SLOPE_TF32
-    coarsest = torch.float16 if family.accumulation == "fp16" else result.call.q.dtype
-    eps = max(torch.finfo(coarsest).eps, torch.finfo(result.call.q.dtype).eps)
-    return _SLOPE_ROUNDINGS * eps + 4 * torch.finfo(torch.float32).eps
+    return gain_tolerance(str(result.call.q.dtype).removeprefix("torch."), family.accumulation)
 
 
 def not_run(results: Sequence[CallResult]) -> _Pooled | None:

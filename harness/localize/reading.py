@@ -101,7 +101,7 @@ def softmax(scores: Numbers, seen: Flags, sinks: Numbers | None = None) -> Numbe
     for their last axis, which is 1.
     """
     masked = np.where(seen, scores, -np.inf)
-    top = masked.max(-1, keepdims=True)
+    top = masked.max(-1, keepdims=True, initial=-np.inf)  # a call may have no keys at all
     top = np.where(np.isfinite(top), top, 0.0) if sinks is None else np.maximum(top, sinks)
     masked -= top
     np.exp(masked, out=masked)

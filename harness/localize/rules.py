@@ -35,6 +35,11 @@ _LIMITED = (">=", "<=", "==", "between")
 # Features with a list of values: nobody asks for values in between.
 _LISTS = {"head_dim", "head_dim_v", "window", "softcap", "sinks", "temperature"}
 _PER_VALUE, _ODD_RESIDUE = 0.15, 0.4
+# Features of conditions that are only necessary, least wrong points for one, and least log-likelihood, in nats, by which it beats
+# chance: it is the best of a hundred or so, and sequences of one call are not independent.
+_NECESSARY = {"phase", "dtype", "length", *(f"asks: {what}" for what in ASKS)}
+_LEAST_WRONG, _SURE = 8, 20.0
+_WIDTH = {"bfloat16": 0, "float16": 1, "float32": 2}.__getitem__
 # Most numbers in a list, properties in a rule, steps of the search for rules, and branches of a step.
 _LISTED, _LARGEST, _STEPS, _BRANCHES = 6, 4, 4000, 40
 
@@ -246,6 +251,48 @@ def cheapest(
     search((), np.ones(table.shape[1], dtype=bool), 0.0)
     ordered = sorted(sets, key=lambda chosen: (sets[chosen], sorted(chosen)))[:most]
     return [tuple(sorted(chosen)) for chosen in ordered]
+
+
+def necessary(points: Points) -> Rule:
+    """Find the properties without which nothing was wrong, though that many right points would not be chance.
+
+    Only plain features count. A small error may hide in rounding, so that a property of the widest dtype alone, or an upper limit
+    on a length, can be one of the error's size. A lower limit is that of the block in which the wrong points begin.
+    """
+    bad, widest = (
+        np.array(points.wrong, dtype=bool),
+        max((str(known["dtype"]) for known in points.known), key=_WIDTH, default=""),
+    )
+    rule, there = Rule(), np.ones(len(bad), dtype=bool)
+    props = [
+        _from_its_block(prop) for prop in points.common() if prop.feature in _NECESSARY and prop.kind in (">=", "in")
+    ]
+    props = [prop for prop in props if not {"False", widest} & set(prop.values)]
+    while props and bad.sum() >= _LEAST_WRONG:
+        met = [there & points.meeting((prop,)) for prop in props]
+        shares = [_share_at_its_limit(points, prop, flags) for prop, flags in zip(props, met, strict=True)]
+        gains = [(there & ~flags).sum() * -math.log1p(-share) for flags, share in zip(met, shares, strict=True)]
+        best = int(np.argmax(gains))
+        if gains[best] < _SURE:
+            break
+        rule, there = (*rule, props[best]), met[best]
+    return rule
+
+
+def _share_at_its_limit(points: Points, prop: Property, there: _Flags) -> float:
+    """Return the share of wrong points, at most 0.9, or 0 if an error that grows with a length begins with a smaller share."""
+    bad = np.array(points.wrong, dtype=bool)
+    share = min(float(bad[there].mean()), 0.9)
+    if prop.kind == "in":
+        return share
+    first = there & (points.off(prop) < float(prop.values[0]))
+    return share if first.any() and bad[first].mean() >= share / 2 else 0.0
+
+
+def _from_its_block(prop: Property) -> Property:
+    if prop.kind == "in" or (low := int(float(prop.values[0]))) < 2:
+        return prop
+    return prop.model_copy(update={"values": (1.0 + 2 ** ((low - 1).bit_length() - 1),)})
 
 
 def _common(columns: Mapping[str, _Column], bad: _Flags) -> Iterator[Property]:

@@ -51,7 +51,7 @@ def _largest(of: str, other: str, queries: Queries) -> Numbers:
     kv, seq = queries.table["kv"], queries.table["seq"]
     x = queries.k if of == "k" else queries.values
     if other in ("next", "previous", "zero"):
-        size: Numbers = np.abs(x).max((0, 2))
+        size: Numbers = np.abs(x).max((0, 2), initial=0.0)
         to = {"next": (kv + 1) % queries.kv_heads, "previous": kv - 1, "zero": 0 * kv}[other]
         used, own = size[to], size[kv]
     else:
@@ -65,7 +65,7 @@ def _largest(of: str, other: str, queries: Queries) -> Numbers:
 
 def _k_for_v(queries: Queries) -> Numbers:
     """Return the ratio of K's scale to V's scale in the own kv head."""
-    of_k, of_v = (np.abs(x).max((0, 2)) for x in (queries.k, queries.values))
+    of_k, of_v = (np.abs(x).max((0, 2), initial=0.0) for x in (queries.k, queries.values))
     return np.asarray((of_k / np.maximum(of_v, 1e-30))[queries.table["kv"]])
 
 

@@ -136,7 +136,7 @@ def weighted_softmax(
 
     The denominator also counts `sinks` (see `softmax`) and `phantom` keys with a score of 0, [rows, heads, 1].
     """
-    top = np.where(factors > 0, scores, -np.inf).max(-1, keepdims=True)
+    top = np.where(factors > 0, scores, -np.inf).max(-1, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0.0) if sinks is None else np.maximum(top, sinks)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         e = np.exp(np.minimum(scores - top, _MOST_EXPONENT))

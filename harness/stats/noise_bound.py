@@ -23,7 +23,25 @@ FALSE_FLAGS = 1e-3
 """Largest share of comparisons (a matrix, a session of a shadow) of an honest kernel in which any cell may be flagged."""
 MODEL_FACTOR = 1.3
 """Noise that implementations outside the ensemble may add to the ensemble's. Measured: `benchmarks/honest_kernels.py`."""
+# Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the same with
+# TF32 operands: truncation makes both lose 2^-12 on average and up to 2^-11 each. Measured over the honest kernels of
+# `benchmarks/honest_kernels.py`.
+_GAIN_ROUNDINGS, _GAIN_TF32 = 1 / 16, 1.5e-3
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _Floats = NDArray[np.float64]
+
+
+def gain_tolerance(dtype: str, accumulation: str) -> float:
+    """Return how much an honest kernel without a quantisation may scale its output, however many calls are averaged.
+
+    Args:
+        dtype: of the outputs, such as "bfloat16".
+        accumulation: of the kernel's sums, such as "tf32"; see `assay.harness.attention.noise`.
+    """
+    if dtype == "float32" and accumulation == "tf32":
+        return _GAIN_TF32
+    coarsest = "float16" if accumulation == "fp16" and dtype == "float32" else dtype
+    return _GAIN_ROUNDINGS * _EPS.get(coarsest, _EPS["bfloat16"]) + 4 * _EPS["float32"]
 
 
 def cell_bounds(

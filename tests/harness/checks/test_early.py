@@ -29,13 +29,13 @@ def first() -> list[Case]:
     return order()[: int(max(_FEWEST, _SHARE * len(order()))) + 1]
 
 
-def results(some: list[Case], wrong: Callable[[dict[str, str]], float]) -> list[tuple[Case, CallResult]]:
+def results(some: list[Case], wrong: Callable[[dict[str, str]], float]) -> list[CallResult]:
     """What a kernel computed whose own error is so many times its bound."""
     found = []
     for case in some:
         ratio, call = wrong(case.condition), SimpleNamespace(phase=case.condition["phase"])
         call.q = SimpleNamespace(dtype=case.condition["dtype"])
-        found.append((case, cast(CallResult, SimpleNamespace(fails=ratio > 1, worst=ratio, call=call, lse_errors=None))))
+        found.append(cast(CallResult, SimpleNamespace(fails=ratio > 1, worst=ratio, call=call, lse_errors=None)))
     return found
 
 
@@ -43,8 +43,8 @@ def made_until(wrong: Callable[[dict[str, str]], float]) -> int:
     """How many calls are made of a kernel."""
     every = results(order(), wrong)
     begin = len(first()) - 2  # fewer are never enough
-    assert not clearly_wrong(every[:begin], begin, order())
-    return next((n for n in range(begin, len(every) + 1, 4) if clearly_wrong(every[:n], n, order())), len(every))
+    assert not clearly_wrong(every[:begin], begin, len(order()))
+    return next((n for n in range(begin, len(every) + 1, 4) if clearly_wrong(every[:n], n, len(order()))), len(every))
 
 
 def test_each_call_is_made_once_and_those_first_that_show_much_and_cost_little() -> None:
@@ -98,6 +98,6 @@ def test_long_calls_are_made_in_falling_order_so_that_shorter_ones_follow() -> N
 
 def test_a_kernel_whose_log_sum_exps_are_wrong_by_far_is_not_run_on_all() -> None:
     every = results(order(), lambda condition: 0.5)
-    for _, result in every:
+    for result in every:
         result.lse_errors = SimpleNamespace(excess=1e3)  # type: ignore[misc]
-    assert clearly_wrong(every[: len(first())], len(first()), order())
+    assert clearly_wrong(every[: len(first())], len(first()), len(order()))

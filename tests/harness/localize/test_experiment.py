@@ -353,3 +353,12 @@ def test_conditions_of_other_faults_are_tried_in_the_same_way(kernel: Kernel, fa
     assert found.tried is not None
     assert words(found.tried.rule, found.tried.context) == said
     assert min(found.tried.wrong, found.tried.right) >= 8
+
+
+def test_a_rule_that_all_wrong_calls_meet_is_not_limited_to_the_dtype_in_which_all_that_meet_it_are_wrong() -> None:
+    def wrong(call: AttentionCall, b: int, new: int, prefix: int) -> bool:
+        return prefix >= 129 and (call.q.dtype == torch.float32 or (new + prefix) % 4)
+
+    found = tried(zeros_where(wrong), EXTEND)
+    assert found.tried is not None
+    assert (words(found.tried.rule), found.tried.context, found.tried.always) == ("cached prefix >= 129", {}, False)

@@ -16,7 +16,8 @@ from assay.harness.attention.bugs.precision import FP16_MAX
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.shapes import Shape
-from assay.harness.localize.reading import Numbers, WeightReading, read, right_weights, row_errors, scores_of, visible
+from assay.harness.localize.reading import Numbers, WeightReading, read, right_weights, row_errors, scores_of, softmax, visible
+from assay.harness.readout.queries import weighted_softmax
 
 LENS = ((3, 4), (2, 5), (1, 0))
 DIM = 32
@@ -157,3 +158,8 @@ def test_an_error_where_nothing_is_right_is_not_divided_by_zero() -> None:
     call = replace(CALL, v=torch.zeros_like(CALL.v))
     assert not row_errors(call, torch.zeros(6, 4, DIM, dtype=torch.float64)).any()
     assert (row_errors(call, torch.full((6, 4, DIM), FP16_MAX, dtype=torch.float64)) > 1e6).all()
+
+
+def test_queries_of_a_call_without_keys_have_no_weights() -> None:
+    scores, seen = np.zeros((2, 3, 0)), np.zeros((2, 1, 0), bool)
+    assert softmax(scores, seen).shape == weighted_softmax(scores, scores).shape == (2, 3, 0)

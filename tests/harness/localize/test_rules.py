@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.evidence.kernel_result import Property
 from assay.harness.localize.features import Known, words
-from assay.harness.localize.rules import Points, holds, rules
+from assay.harness.localize.rules import Points, holds, necessary, rules
 
 LENGTHS = [(new, prefix) for new in (1, 5, 64, 96, 97, 98, 128, 200) for prefix in (0, 1, 8, 15, 16, 17, 20, 31, 32, 48, 64, 129)]
 
@@ -72,3 +72,29 @@ def test_what_every_number_has_is_no_rule() -> None:
     for index in range(40):
         made.add({"index": float(index > 4), "before_new": float(index % 7) if index > 4 else np.nan}, index > 4)
     assert [words(rule) for rule in rules(made)] == ["the sequence is not the first of its batch"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda of, chance: of["length"] >= 67 and chance, "length >= 65"),
+        (lambda of, chance: of["asks: a window"] == "True" and chance, "the call asks for a window"),
+        (lambda of, chance: of["dtype"] == "float16" and of["length"] >= 90 and chance, "dtype is float16 and length >= 65"),
+        (lambda of, chance: of["dtype"] == "float32" and chance, ""),  # rounding may hide it in others
+        (lambda of, chance: of["length"] <= 40 and chance, ""),  # and in long sequences
+        (lambda of, chance: of["length"] >= 67 and of["row"] < of["length"] - 80 and chance, ""),  # grows with it
+        (lambda of, chance: chance, ""),
+    ],
+)
+def test_what_all_wrong_sequences_have_is_said_where_chance_decides_the_rest(
+    wrong: Callable[[Known, bool], bool], said: str
+) -> None:
+    made, draw = Points(), np.random.default_rng(0)
+    for _ in range(900):
+        known: Known = {
+            "length": int(draw.integers(1, 200)), "dtype": ("float32", "bfloat16", "float16")[int(draw.integers(3))],
+            "asks: a window": str(bool(draw.integers(2))), "row": int(draw.integers(1, 200)),
+        }  # fmt: skip
+        made.add(known, bool(wrong(known, draw.random() < 0.3)))
+    rule = necessary(made)
+    assert (words(rule) if rule else "") == said
