@@ -148,7 +148,7 @@ def measured(flags: list[str], folder: Path, seconds: float) -> dict[str, Any]:
         report["parting"] or {},
         [finding["title"] for finding in report["findings"][: min(report["causes"], 1)]],
     )
-    agree = not at.get("place") or (at["place"] == "behind attention" and report["verdict"] != "regression")
+    agree = not at.get("place") or (at["place"].startswith("behind") and report["verdict"] != "regression")
     place = [] if agree else [f"{at['place']} of layer {at['layer']}: {', '.join(at['names'])}"]
     said = problem or "; ".join([report["headline"], *report["reasons"][:1]])
     return row | {"verdict": report["verdict"], "place": "; ".join([*place, *causes]), "first line": said}

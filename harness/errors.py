@@ -14,9 +14,10 @@ GIT_ABORT = 128
 class ExitCode(IntEnum):
     """Exit codes of every command, for CI.
 
-    ``assay bisect layers`` exits with 0 if no layer needs the reference, with 1 if layers do, and with 3 if that is undecided; so
-    does ``assay bisect sides`` with differences that break the candidate. ``assay bisect probe`` has git's codes instead: 0 good,
-    1 bad, 125 skip, 128 for a usage error or a broken environment.
+    ``assay bisect commits`` exits with 0 if it names a commit, and with 3 if it cannot. ``assay bisect layers`` exits with 0 if no
+    layer needs the reference, with 1 if layers do, and with 3 if that is undecided; so does ``assay bisect sides`` with
+    differences that break the candidate. ``assay bisect probe`` has git's codes
+    instead: 0 good, 1 bad, 125 skip, 128 for a usage error or a broken environment.
     """
 
     PASS = 0

@@ -134,8 +134,10 @@ def _place(report: Report) -> str:
     row = report.parting
     if row is None:
         return ""
-    if row.place == "behind attention" and report.verdict != "regression":
-        return f"in all {counted(row.layers, 'layer')} q, K, V and the output of attention agree within rounding"
+    if row.nowhere and report.verdict != "regression":
+        outputs = f"the output{'s' if row.place == 'behind layers' else ''} of attention"
+        outputs += " and of the layer" if row.place == "behind layers" else ""
+        return f"in all {counted(row.layers, 'layer')} q, K, V and {outputs} agree within rounding"
     return say(row.inside).removeprefix("inside the model: ")
 
 

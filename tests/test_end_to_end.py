@@ -327,7 +327,7 @@ def test_a_flag_of_the_candidate_alone_is_compared(flag: str, verdict: str, tmp_
         assert report["environment"]["derived_arguments"]
         assert not report["environment"]["argument_differences"]
         assert report["envelope"]["served_reached"]["extend"]["new-tokens"] == 64
-        assert (report["parting"]["place"], report["parting"]["layers"]) == ("behind attention", 4), "nothing parts inside"
+        assert (report["parting"]["place"], report["parting"]["layers"]) == ("behind layers", 4), "nothing parts inside"
     else:
         assert "does not resolve the command line of the candidate" in out
 

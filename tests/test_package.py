@@ -352,7 +352,7 @@ except AssayError as error:
 IMPORTABLE = {
     ("reports", "serve"): ("run.collect", "run.bench", "drivers.bisect.layer_probes", "cli.run"),
     (): ("checks.check", "checks.replay", "cli", "cli.kernel"),
-    ("reports",): ("judge.build", "cli.gate", "cli.run", "cli.bisect"),
+    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.run", "cli.bisect"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 

@@ -98,7 +98,9 @@ _SCALED = "another scale"
 _SCALES = ("scale 1.5 times", "scale 1", "scale 1/128", "unscaled scores")
 # Data that `DATA` lacks, where it is not too coarse for a dtype of 16 bits, and where it is.
 _RARE_HALVES = (BEYOND_FP16[2], ONE_SIGN, "attention sink")
-_RARE_EXACT = ("scores far above 0", "scores far below 0", "K far from 0", "equal first tokens", "other numbers")
+_RARE_EXACT = (
+    "scores far above 0", "scores far below 0", "K far from 0", "equal first tokens", "equal keys and zeros", "other numbers",
+)  # fmt: skip
 _CAPPED = ("scale 1", "normal", "peaky")  # in unscaled scores a cap of 50 shows
 
 _Scene = tuple[Length, Length, str, str]
@@ -241,6 +243,7 @@ _TABLE = (
             (128, 384, "nine at borders", "scale 1.5 times"),  # new tokens that just fill a block or nearly do; another scale
             (34, 0, "one", "scores far above 0"), (34, 0, "one", "scores far below 0"),  # exponents of no, or of a wrong, maximum
             (34, 90, "one", "K far from 0"),  # sums of scores in 16 bits
+            (34, 90, "one", "equal keys and zeros"),
             (9, 60, "three long ones", "equal first tokens"),  # a prefix that is taken for a shared one
             (7, 0, "after no prefix"),  # two that are alike
             (208, 60, "three chunks"),  # a second sequence of several blocks of queries
@@ -256,6 +259,7 @@ _TABLE = (
             (1, 300, "seventeen at borders", "scale 1.5 times"),
             (1, 157, "one", "scores far above 0"), (1, 157, "one", "scores far below 0"),
             (1, 157, "one", "K far from 0"),
+            (1, 157, "between others", "equal keys and zeros"),
             (1, 60, "three long ones", "equal first tokens"),
             (1, 256, "cached powers of two"), (1, 255, "powers of two"),
         ],

@@ -114,6 +114,19 @@ def _equal_first(call: AttentionCall) -> AttentionCall:
     return replace(call, k=keys, v=values)
 
 
+def _ties(call: AttentionCall) -> AttentionCall:
+    # Every key occurs twice in its sequence, so that two keys share each maximum, and the values of the first are zero. In every
+    # second sequence, the first query is zero, and sees all keys alike.
+    q, k, v = call.q.clone(), call.k.clone(), call.v.clone()
+    for start, stop in pairwise(call.cu_seqlens_k.tolist()):
+        pairs = (stop - start) // 2
+        k[start + 1 : start + 2 * pairs : 2] = k[start : start + 2 * pairs : 2]
+        v[start : min(start + 1, stop)] = 0
+    for start, stop in list(pairwise(call.cu_seqlens_q.tolist()))[::2]:
+        q[start : min(start + 1, stop)] = 0
+    return replace(call, q=q, k=k, v=v)
+
+
 # What a quarter of normal numbers are larger than.
 _QUARTER = 1.15
 
@@ -123,7 +136,8 @@ def _on_grid(scale: float, call: AttentionCall) -> AttentionCall:
     # so that K has the mean 0, which smoothing subtracts. Every third query is 0, and so averages all keys that it sees alike.
     q, k, v = (torch.where(x.abs() > _QUARTER, x.sign(), 0.0) for x in (call.q, call.k, call.v))
     for start, stop in pairwise(call.cu_seqlens_k.tolist()):
-        k[start + 1 : stop : 2] = -k[start : stop - 1 : 2]
+        pairs = (stop - start) // 2
+        k[start + 1 : start + 2 * pairs : 2] = -k[start : start + 2 * pairs : 2]
         if (stop - start) % 2:
             k[stop - 1] = 0
     q[2::3] = 0
@@ -164,6 +178,7 @@ RARE: dict[str, _Change] = {
     BEYOND_FP16[2]: partial(_near, 95.0),  # exponentials without a maximum; each partition has its own
     "K far from 0": _far_keys,  # sums of scores in 16 bits
     "equal first tokens": _equal_first,  # sequences that are told apart by their first tokens
+    "equal keys and zeros": _ties,  # maxima that several keys share; rows of zeros that something is divided by
     ON_GRID: partial(_on_grid, 0.5),
     WEIGHTS_ON_GRID: partial(_on_grid, 128.0),  # the weight of a score that is 1 smaller is 0 in float32
     "scores far above 0": partial(_scaled_far, 1),  # exponentials that overflow without a maximum

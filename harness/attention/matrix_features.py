@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,9 +19,16 @@ MLA = "MLA"
 _STORED_AS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
-def _asking_for(fields: Callable[[int], dict[str, Any]], call: AttentionCall) -> AttentionCall:
-    """Set fields of the spec that depend on the number of q heads."""
-    return call.with_spec(**fields(call.heads.q_heads))
+def _asking_for(fields: Callable[[AttentionCall], dict[str, Any]], call: AttentionCall) -> AttentionCall:
+    """Set fields of the spec that depend on the call."""
+    return call.with_spec(**fields(call))
+
+
+def _sinks(near: float, call: AttentionCall) -> dict[str, Any]:
+    # Above the log-sum-exp of as many small scores as a sequence has keys: a fixed sink would be lost among many.
+    sequences = max(1, len(call.lens_k))
+    middle = near + math.log(max(1.0, call.k.shape[0] / sequences))
+    return {"sinks": tuple(middle + 0.5 * (7 * h % 5) for h in range(call.heads.q_heads))}
 
 
 def _padded(rows: int, call: AttentionCall) -> AttentionCall:
@@ -82,24 +90,19 @@ STORED: dict[str, Callable[[AttentionCall], AttentionCall]] = {
 """Values of "stored_kv": every form that a kernel can declare."""
 ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     "window": {
-        f"window {n}": partial(_asking_for, partial(lambda n, heads: {"mask": Mask(window=n)}, n))
+        f"window {n}": partial(_asking_for, partial(lambda n, call: {"mask": Mask(window=n)}, n))
         for n in (64, 1, 16, 17, 65, 128, 129)
     },
     "softcap": {
-        f"softcap {n:g}": partial(_asking_for, partial(lambda n, heads: {"softcap": n}, n)) for n in (30.0, 1.5, 50.0)
+        f"softcap {n:g}": partial(_asking_for, partial(lambda n, call: {"softcap": n}, n)) for n in (30.0, 1.5, 50.0)
     },
     "temperature": {
-        f"temperature {n}": partial(_asking_for, partial(lambda n, heads: {"temperature": n}, n)) for n in (64, 2)
+        f"temperature {n}": partial(_asking_for, partial(lambda n, call: {"temperature": n}, n)) for n in (64, 2)
     },
-    "sinks": {
-        f"sinks near {n:g}": partial(
-            _asking_for, partial(lambda n, heads: {"sinks": tuple(n + 0.5 * (7 * h % 5) for h in range(heads))}, n)
-        )
-        for n in (0.0, 4.0, -4.0)
-    },
+    "sinks": {f"sinks near {n:g}": partial(_asking_for, partial(_sinks, n)) for n in (0.0, 4.0, -4.0)},
     "padding": {f"{n} padded rows": partial(_padded, n) for n in (7, 1, 64, 300)},
     "not_causal": {
-        name: partial(_asking_for, lambda heads: {"mask": Mask(causal=False)})
+        name: partial(_asking_for, lambda call: {"mask": Mask(causal=False)})
         for name in ("not causal", "cross attention")
     },
     "mla": {MLA: lambda call: call.with_spec(scale=call.scale * 3**0.5)},  # of 192 dims, and not of 576
@@ -117,7 +120,8 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
 }
 """Values of each feature that a call may ask for; longer windows: `LONG_WINDOWS`.
 
-Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every score feels and that is no whole number.
+Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every score feels and that is no whole number. Sinks
+near N are N to N + 2 above the logarithm of the mean number of keys.
 """
 STRONGEST = {
     "window": "window 17", "softcap": "softcap 1.5", "temperature": "temperature 2", "sinks": "sinks near 4",
@@ -136,10 +140,10 @@ def asking(value: str) -> Callable[[AttentionCall], AttentionCall]:
     if value in known:
         return known[value]
     what, _, number = value.rpartition(" ")
-    fields: dict[str, Callable[[int], dict[str, Any]]] = {
-        "window": lambda heads: {"mask": Mask(window=int(number))},
-        "softcap": lambda heads: {"softcap": float(number)},
-        "temperature": lambda heads: {"temperature": int(number)},
+    fields: dict[str, Callable[[AttentionCall], dict[str, Any]]] = {
+        "window": lambda call: {"mask": Mask(window=int(number))},
+        "softcap": lambda call: {"softcap": float(number)},
+        "temperature": lambda call: {"temperature": int(number)},
     }
     return partial(_asking_for, fields[what])
 

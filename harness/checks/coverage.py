@@ -71,9 +71,6 @@ def coverage_of(
         kernel: the kernel. If it is an adapted function, parameters that no call passed are gaps.
     """
     cases, computed = [case for case, _ in results], [result.call for _, result in results]
-    phases: dict[str, list[tuple[Case, AttentionCall]]] = {}
-    for case, result in results:
-        phases.setdefault(result.call.phase, []).append((case, result.call))
     values = {
         axis: tuple(sorted({str(value) for call in computed if (value := value_of(call)) != ""}, key=_by_numbers))
         for axis, value_of in _VALUES.items()
@@ -87,8 +84,15 @@ def coverage_of(
     asked: dict[str, list[tuple[Case, CallResult]]] = {}
     for case, result in results:
         asked.setdefault(case.condition.get("asked for", "nothing"), []).append((case, result))
-    felt = {value: any(_is_felt(result) for _, result in some) for value, some in asked.items() if value != "nothing"}
+    feels = {id(result): _is_felt(result) for value, some in asked.items() if value != "nothing" for _, result in some}
+    felt = {value: any(feels[id(each)] for _, each in some) for value, some in asked.items() if value != "nothing"}
     values["asked for"] = tuple(value for value, changed in felt.items() if changed)
+    phases: dict[str, list[tuple[dict[str, str], AttentionCall]]] = {}
+    for case, result in results:
+        own = values_of(case, result.call)
+        if not feels.get(id(result), True):
+            own.pop("asked for")
+        phases.setdefault(result.call.phase, []).append((own, result.call))
     unfelt = [
         Gap(what=value, why=_UNFELT, calls=len(asked[value]), example=asked[value][0][0].name)
         for value, changed in felt.items()
@@ -96,18 +100,18 @@ def coverage_of(
     ]
     return Coverage(
         values={axis: some for axis, some in values.items() if some},
-        reach={phase: _reach(calls) for phase, calls in phases.items()},
+        reach={phase: _reach(made) for phase, made in phases.items()},
         lses=sum(result.lse is not None for _, result in results),
         gaps=(*_left_out(left_out), *_uncalled(kernel), *_gaps(cases, refused, excluded, declined), *unfelt),
         runs=runs, device=computed[0].q.device.type if computed else "",
     )  # fmt: skip
 
 
-def _reach(made: Sequence[tuple[Case, AttentionCall]]) -> Reach:
-    """List the lengths and the numbers of sequences of some calls, and their reach with each value."""
+def _reach(made: Sequence[tuple[Mapping[str, str], AttentionCall]]) -> Reach:
+    """List the lengths and the numbers of sequences of some calls, and their reach with each of their values."""
     lens = [pair for _, call in made for pair in zip(call.lens_q, call.prefixes, strict=True)]
     counts = [(call.lens_q, call.lens_k, (len(call.lens_q),)) for _, call in made]
-    by_value, by_pair = met_with([values_of(case, call) for case, call in made], counts)
+    by_value, by_pair = met_with([values for values, _ in made], counts)
     return Reach(
         new=tuple(sorted({new for new, _ in lens})),
         behind=tuple(sorted({new for new, cached in lens if cached})),

@@ -1,4 +1,4 @@
-"""``assay bisect layers``, ``assay bisect sides`` and, for ``git bisect run``, ``assay bisect probe``."""
+"""``assay bisect layers``, ``assay bisect sides``, ``assay bisect commits`` and, for ``git bisect run``, ``assay bisect probe``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 from assay.harness.extras import require
 
 _bisect_app = typer.Typer(
-    no_args_is_help=True,
-    help="Find the layers or the settings that an error comes from, or, with git bisect, the commit.",
+    no_args_is_help=True, help="Find the layers, the settings or the commit that an error comes from."
 )
 app.add_typer(_bisect_app, name="bisect")
 
@@ -103,6 +102,55 @@ _QUESTIONS_OF_SIDES = 512
 # Exit codes of ``git bisect run``, by outcome.
 _GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
 
+_REPOSITORY = existing("a folder of a git repository")
+_Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
+
+
+_Build = Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")]
+_Pack = Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")]
+_Calls = Annotated[int, typer.Option(help="Maximum number of calls; 0 for all. An interpreted kernel is slow.", min=0)]
+_Raises = Annotated[
+    Literal["skip", "bad"], typer.Option(help="How to classify a commit whose kernel raises, dies or hangs on a call.")
+]
+
+
+@_bisect_app.command()
+def commits(
+    repo: Annotated[
+        Path, typer.Option(help="A folder of the repository. Its checkout stays untouched.", callback=_REPOSITORY)
+    ] = Path("."),
+    good: Annotated[str, typer.Option(help="A revision whose kernel is good.", show_default=False)] = "",
+    bad: Annotated[str, typer.Option(help="A later revision whose kernel is bad.", show_default=False)] = "",
+    kernel: _Kernel = "",
+    build: _Build = "",
+    pack: _Pack = None,
+    calls: _Calls = 0,
+    raises: _Raises = "skip",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
+    ] = None,
+) -> None:
+    """Find the commit that made a kernel worse.
+
+    Run the same command again to resume a bisection that was stopped.
+
+    Exit codes: 0 a commit is named, 2 usage error (also if --good or --bad is not what you stated), 3 no commit could be named.
+
+    """
+    from assay.harness.drivers.bisect.commits.bisection import bisect_commits, bisection_spec
+    from assay.harness.files import write_whole
+    from assay.reports.bisection import bisection_document
+
+    settings = {"kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises}
+    spec = bisection_spec(repo, {"good": good, "bad": bad, **settings})
+    with _stoppable(), progress() as display:
+        state, folder = bisect_commits(spec, out, display.say)
+    assert state.result is not None
+    write_whole(folder.path / "report.json", state.model_dump_json(indent=1))
+    deliver(bisection_document(state), folder.path / "report.html")
+    raise typer.Exit(state.result.exit_code)
+
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
@@ -135,19 +183,12 @@ class _ForGit(TyperCommand):
 
 @_bisect_app.command(cls=_ForGit)
 def probe(
-    kernel: Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")],
-    build: Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")] = "",
-    pack: Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")] = None,
-    calls: Annotated[
-        int, typer.Option(help="Maximum number of calls; 0 for all. An interpreted kernel is slow.", min=0)
-    ] = 0,
-    raises: Annotated[
-        Literal["skip", "bad"],
-        typer.Option(help="How to classify a commit whose kernel raises, dies or hangs on a call."),
-    ] = "skip",
-    repo: Annotated[
-        Path, typer.Option(help="The checkout to probe.", callback=existing("a folder of a git repository"))
-    ] = Path("."),
+    kernel: _Kernel,
+    build: _Build = "",
+    pack: _Pack = None,
+    calls: _Calls = 0,
+    raises: _Raises = "skip",
+    repo: Annotated[Path, typer.Option(help="The checkout to probe.", callback=_REPOSITORY)] = Path("."),
 ) -> None:
     """Probe the kernel of a checkout as it is, for git bisect run.
 
@@ -155,11 +196,13 @@ def probe(
 
     """
     try:
-        from assay.harness.drivers.bisect.commit_probe import ProbeSpec, probe_checkout
+        from assay.harness.drivers.bisect.commits.bisection import bisection_spec, probe_checkout
 
-        recorded = str(pack.resolve()) if pack else ""
-        spec = ProbeSpec(tree=str(repo), kernel=kernel, build=build, pack=recorded, calls=calls, raises=raises)
-        code = _GIT_CODES[probe_checkout(spec, say)]
+        settings = {"kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises}
+        measured = probe_checkout(bisection_spec(repo, settings, ends=False))
+        outcome = measured.outcome(raises)
+        say(f"{outcome}: {measured.said} ({measured.origin or 'not imported'})")
+        code = _GIT_CODES[outcome]
     except AssayError as error:
         report_error(error)
         code = GIT_ABORT

@@ -2,7 +2,7 @@
 
 At the end of each forward pass, a process writes ``trace/<label>/<pid>-<pass>.safetensors``: the input tokens and positions of the
 kept rows, and per layer their outputs for this process's heads. For a request that the control names, there are also q, K and V of
-these rows as computed, and K and V of the whole sequence as the last row reads them.
+these rows as computed, K and V of the whole sequence as the last row reads them, and the output of the whole decoder layer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ NEW = ("new_k.", "new_v.")
 """The same for K and V of the kept rows, as computed, [rows, kv heads, dims]."""
 READ = ("k.", "v.")
 """The same for K and V as the last query reads them, [tokens, kv heads, dims]. The last token is the query's own."""
+LAYER_OUTPUT = "after."
+"""The same for what the decoder layer returns, its residual included: [rows, 1, hidden size]."""
 _REFUSED = ".refused"
 _DO = "trace again under a new label"
 
@@ -68,6 +70,8 @@ class Trace:
         keys: layer -> float32 [tokens, kv heads, head_dim], as the query at the last of `positions` reads them, with its own last;
             empty if they were not kept.
         values: as `keys`.
+        layer_outputs: layer -> float32 [rows, 1, hidden size], what the whole decoder layer returns, its residual included; without
+            layers that were compiled or shared by several processes in some pass.
     """
 
     label: str
@@ -80,6 +84,7 @@ class Trace:
     new_values: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     keys: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     values: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    layer_outputs: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
 def write_pass(
@@ -92,8 +97,8 @@ def write_pass(
         folder: the server's folder (``ASSAY_EVIDENCE``).
         tokens: int64 [rows].
         positions: int64 [rows].
-        kept: tensors of this process's heads, in any floating dtype, by `OUTPUT`, `QUERY`, `NEW` or `READ` and the layer number.
-            They are written as float32, since NumPy does not have bfloat16.
+        kept: tensors of this process's heads, in any floating dtype, by `OUTPUT`, `QUERY`, `NEW`, `READ` or `LAYER_OUTPUT` and the
+            layer number. They are written as float32, since NumPy does not have bfloat16.
     """
     path = folder / FOLDER / label / f"{os.getpid()}-{header.number:06d}.safetensors"
     tensors = {"tokens": tokens.long(), "positions": positions} | {name: part.float() for name, part in kept.items()}
@@ -144,11 +149,12 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
         raise damaged(place, f"there are {len(passes)} passes, but their numbers go up to {max(passes)}", _DO)
     joined = [_heads_joined(place, passes[number]) for number in sorted(passes)]
 
-    def rows(prefix: str) -> dict[int, NDArray[np.float32]]:
+    def rows(prefix: str, some: bool = False) -> dict[int, NDArray[np.float32]]:
         by_pass = [_layers(kept, prefix) for kept in joined]
-        if any(layers.keys() != by_pass[0].keys() for layers in by_pass):
+        of_all = set.intersection(*map(set, by_pass))
+        if not some and any(layers.keys() != of_all for layers in by_pass):
             raise damaged(place, "the passes have different layers", _DO)
-        return {layer: np.concatenate(_widened([layers[layer] for layers in by_pass])) for layer in sorted(by_pass[0])}
+        return {layer: np.concatenate(_widened([layers[layer] for layers in by_pass])) for layer in sorted(of_all)}
 
     return Trace(
         label=label,
@@ -156,7 +162,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
         positions=np.concatenate([kept["positions"] for kept in joined]),
         phases=tuple(passes[number][0][0].phase for number, kept in enumerate(joined) for _ in kept["tokens"]),
         outputs=rows(OUTPUT), queries=rows(QUERY), new_keys=rows(NEW[0]), new_values=rows(NEW[1]),
-        keys=_layers(joined[-1], READ[0]), values=_layers(joined[-1], READ[1]),
+        keys=_layers(joined[-1], READ[0]), values=_layers(joined[-1], READ[1]), layer_outputs=rows(LAYER_OUTPUT, some=True),
     )  # fmt: skip
 
 

@@ -145,11 +145,8 @@ def _where(run: RunEvidence, place: Path) -> Iterator[tuple[Role, str]]:
         with suppress(EvidenceError, ValueError):  # not traced, or not comparable: layers of another kind
             own = read_trace(folder, label, nonce)
             apart = parting(own, own, read_trace(place, WITNESS, nonce), least_error(run.dtype, another_kernel=True))
-            inside = apart.place != "behind attention"
-            yield (
-                role,
-                PartingRow(place=apart.place, layer=apart.layer, names=apart.names, head=apart.head).where * inside,
-            )
+            row = PartingRow(place=apart.place, layer=apart.layer, names=apart.names, head=apart.head)
+            yield role, "" if row.nowhere else row.where
 
 
 def judge_logits(

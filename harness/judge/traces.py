@@ -83,15 +83,15 @@ def _rows(trace: Trace) -> dict[int, int]:
     return rows
 
 
-# Where two passes diverge: before attention, in the K and V of earlier tokens that it reads, in attention itself, or after the
-# last layer's.
-_Place = Literal["input", "cache", "attention", "behind attention"]
+# Where two passes diverge: before attention, in the K and V of earlier tokens that it reads, in attention itself, in the rest of
+# the layer, or after the last layer: after its attention, if the outputs of layers were not compared.
+_Place = Literal["input", "cache", "attention", "layer", "behind attention", "behind layers"]
 _Name = Literal["q", "k", "v", "output"]
 _Tensor = tuple[_Place, _Name]
-# Compared tensors of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the
-# output.
+# Compared tensors of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, the output of
+# attention, and that of the layer.
 _ORDER: tuple[_Tensor, ...] = (
-    ("input", "q"), ("input", "k"), ("input", "v"), ("cache", "k"), ("cache", "v"), ("attention", "output"),
+    ("input", "q"), ("input", "k"), ("input", "v"), ("cache", "k"), ("cache", "v"), ("attention", "output"), ("layer", "output"),
 )  # fmt: skip
 # The floor extends to this multiple of the base's largest difference from itself, in other batches, as for the mean of
 # an arm.
@@ -107,10 +107,10 @@ class _Parting:
     """The first place at which two traces diverge.
 
     Attributes:
-        layer: its number; the last one for "behind attention".
+        layer: its number; the last one if none differs.
         names: the tensors that differ there: q, k, v or the output; k and v as computed, or in the cache.
         head: number of the q head, or of the kv head of K and V, in which the first of them differs most, or None after attention.
-        position: position of its first row or key that differs, from 0, or None after attention.
+        position: position of its first row or key that differs, from 0, or None if none differs.
         positions: number of its rows or keys that differ.
         error: the largest relative error.
         bound: the largest distance that does not count as a difference.
@@ -166,15 +166,16 @@ def parting(base: Trace, again: Trace, other: Trace, least: float) -> _Parting:
             place, first = differing[0]
             names = tuple(name for at, name in differing if at == place)
             return _at(place, layer, names, errors[layer, (place, first)], bounds[place, first])
-    return _Parting("behind attention", max(base.outputs))
+    last = max(base.outputs)
+    whole = (last, ("layer", "output")) in errors
+    return _Parting("behind layers" if whole else "behind attention", last)
 
 
 def _at(place: _Place, layer: int, names: tuple[_Name, ...], errors: _Errors, bound: float) -> _Parting:
     positions = errors.positions[errors.by_row.max(1) > bound]
     worst = np.unravel_index(errors.by_row.argmax(), errors.by_row.shape)
-    return _Parting(
-        place, layer, names, int(worst[1]), int(positions[0]), len(positions), error=errors.largest, bound=bound
-    )
+    head = None if place == "layer" else int(worst[1])
+    return _Parting(place, layer, names, head, int(positions[0]), len(positions), error=errors.largest, bound=bound)
 
 
 def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
@@ -187,9 +188,9 @@ def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
     for (place, name), ours, theirs in zip(_ORDER, _tensors(base), _tensors(other), strict=True):
         # A layer that reads K and V of another layer computes none.
         shared = place == "input" and name != "q"
-        if set(ours) != set(theirs) or (set(ours) != set(base.outputs) and not shared):
+        if place != "layer" and (set(ours) != set(theirs) or (set(ours) != set(base.outputs) and not shared)):
             raise ValueError(f"the traces have {name} of other layers")
-        for layer in ours:
+        for layer in set(ours) & set(theirs):
             a, b = ours[layer], theirs[layer]
             if place == "cache":  # a pool may have dropped the first keys of one of them
                 count = min(len(a), len(b))
@@ -206,7 +207,8 @@ def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
 
 def _tensors(trace: Trace) -> tuple[dict[int, NDArray[np.float32]], ...]:
     """Return the compared tensors of a trace, in the order of `_ORDER`."""
-    return trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values, trace.outputs
+    read = (trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values)
+    return *read, trace.outputs, trace.layer_outputs
 
 
 def _relative(base: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -226,9 +228,10 @@ class PartingRow(Part):
     index: int | None = Field(None, description="index in its sequence, from 0, of the first token that differs")
     place: str = Field(
         "",
-        description='"input" of attention, "cache", "attention", "behind attention", or empty if it was not observed',
+        description='"input" of attention, "cache", "attention", the rest of the "layer", "behind attention" or "behind layers" if '
+        "none differs, without or with the outputs of layers, or empty if it was not observed",
     )
-    layer: int | None = Field(None, description="the first layer that differs; behind attention, the last of the model")
+    layer: int | None = Field(None, description="the first layer that differs; the last of the model if none does")
     names: tuple[str, ...] = Field((), description='the tensors that differ there: "q", "k", "v" or "output"')
     head: int | None = Field(None, description="head that differs most: a q head, or a kv head for K and V")
     position: int | None = Field(None, description="position, from 0, of the first query or key that differs")
@@ -246,13 +249,20 @@ class PartingRow(Part):
         return self.not_observed or state("inside-the-model", **self.model_dump(exclude=without))
 
     @property
+    def nowhere(self) -> bool:
+        """True if all layers were compared and none differs."""
+        return self.place in ("behind attention", "behind layers")
+
+    @property
     def where(self) -> str:
         """The place in a few words, such as "layer 1, before attention, head 3", or "" if it was not observed."""
         if not self.place:
             return ""
         words = {"input": "before attention", "cache": "KV cache", "attention": "attention"}
+        if self.place == "layer":
+            return f"layer {self.layer}, after attention"
         if self.place not in words:
-            return f"after the attention of layer {self.layer}"
+            return f"after {'the attention of ' if self.place == 'behind attention' else ''}layer {self.layer}"
         return f"layer {self.layer}, {words[self.place]}, {'KV head' if self.names[0] in 'kv' else 'head'} {self.head}"
 
 

@@ -62,9 +62,14 @@ def _inside_the_model(
     before: int | None, layers: int,
 ) -> str:  # fmt: skip
     """Say where a request diverges from the base's, and which causes remain."""
-    if place not in ("input", "cache", "attention"):
-        same = f"in all {counted(layers, 'layer')} q, K, V and the output are the same"
-        return f"inside the model: after the last layer's attention: {same}"
+    if place.startswith("behind"):
+        after = "after the last layer" if place == "behind layers" else "after the last layer's attention"
+        outputs = "the outputs of attention and of the layer" if place == "behind layers" else "the output"
+        return f"inside the model: {after}: in all {counted(layers, 'layer')} q, K, V and {outputs} are the same"
+    if place == "layer":
+        size = f"(a relative error of {error:.2g}; up to {bound:.2g} is rounding)"
+        rest = "the output of its attention is the same: it is the output projection, a norm or the MLP"
+        return f"inside the model: layer {layer}: the output of the layer differs {size}, and {rest}"
     what = f"{listed([_NAMES[name] for name in names])}{{}} {'differ' if len(names) > 1 else 'differs'}"
     size = f"a relative error of {error:.2g}, most in {'KV head' if names[0] in 'kv' else 'head'} {head}"
     size = f"({size}; up to {bound:.2g} is rounding)"

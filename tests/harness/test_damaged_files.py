@@ -22,6 +22,8 @@ from safetensors.torch import save_file
 from assay.evals.tiny_model.families import SOURCE
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.drivers.bisect.commits import bisection
+from assay.harness.drivers.bisect.commits.state import Measurement
 from assay.harness.drivers.sweep.spec import SweptCell
 from assay.harness.engines import guardian
 from assay.harness.engines.inside.pack_writer import PackWriter
@@ -63,8 +65,11 @@ def by_kind(folder: Path) -> Files:
 class Stores:
     """What commands read: each method writes some files into the working directory, and returns them and the commands."""
 
-    def __init__(self, recorded: ModuleType, arms: ModuleType, call: Callable[..., int], out: Any) -> None:
+    def __init__(self, recorded: ModuleType, arms: ModuleType, histories: ModuleType, call: Callable[..., int], out: Any) -> None:
         self.recorded, self.arms, self.call, self.out = recorded, arms, call, out
+        made = histories.make(Path("repo").absolute(), histories.straight(3), lambda i: f"N = {i}\n")
+        self.bisect = ["bisect", "commits", "--repo=repo", f"--good={made.commits[0]}", f"--bad={made.commits[-1]}"]
+        self.bisect += ["--kernel=attn:f", "--out=bisected"]
         Path("kernels.py").write_text(KERNEL)
         Path("tuned.json").write_text("{}")
 
@@ -111,7 +116,7 @@ class Stores:
             writer.add(call, rounded_oracle(call))
         writer.flush()
         replay = ["replay", "pack", "--candidate=kernels:forward", "--read-out=0"]
-        return by_kind(Path("pack")), [replay]
+        return by_kind(Path("pack")), [replay, [*self.bisect, "--pack=pack"]]
 
     def kernel(self) -> tuple[Files, Commands]:
         sweep = ["sweep", "check", "--set=candidate=kernels:forward", "--dry-run", "--out=swept"]
@@ -126,6 +131,10 @@ class Stores:
         cell.parent.mkdir(parents=True)
         cell.write_text(SweptCell(key=key, command=("check", "kernels:forward"), axes={}, verdict="pass").model_dump_json())
         return [Path("sweep.toml"), cell], [command]
+
+    def bisected(self) -> tuple[Files, Commands]:
+        self.call(*self.bisect)
+        return by_kind(Path("bisected")), [self.bisect]
 
     def fingerprints(self) -> tuple[Files, Commands]:
         for name in "ab":
@@ -256,16 +265,17 @@ DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
 @pytest.mark.parametrize("store", STORES)
 def test_every_command_ends_soon_whatever_is_in_place_of_a_file(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], recorded_runs: ModuleType, arm_records: ModuleType,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, damage: str,
+    histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, damage: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bisection, "measure", lambda *_, **__: Measurement(status="build", reason="no compiler"))
     if store in ("model", "settings", "questions", "baselines"):  # what a model can do without is let through
 
         def none(*_: object, **__: object) -> NoReturn:
             raise AssayError("No process is started here.")
 
         monkeypatch.setattr(guardian, "start", none)
-    files, commands = getattr(Stores(recorded_runs, arm_records, call, capsys.readouterr), store)()
+    files, commands = getattr(Stores(recorded_runs, arm_records, histories, call, capsys.readouterr), store)()
     assert files
     wrong, waited = [], tmp_path / "waited"
     for path in files:

@@ -1,4 +1,4 @@
-"""The first screens of ``fingerprint`` and ``sweep``: the answer, then at most twenty lines."""
+"""The first screens of ``fingerprint``, ``bisect`` and ``sweep``: the answer, then at most twenty lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.reports.document import Document, Row
 from assay.reports.sweep import sweep_document
 from assay.reports.terminal import render
 
-KINDS = ("fingerprint", "compare-fingerprints", "sweep")
+KINDS = ("fingerprint", "compare-fingerprints", "bisect", "sweep")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.matrix import cases
 from assay.harness.checks.check import check
+from assay.harness.drivers.bisect.commits.state import BisectResult, BisectSpec, BisectState, CommitInfo, CommitProbe
 from assay.harness.drivers.sweep.spec import SweepResult, SweptCell
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.invariance import InvarianceFolder
@@ -24,6 +26,7 @@ from assay.harness.ingest.tensor_diff import TensorRule
 from assay.harness.judge.history import RunLine, RunList
 from assay.harness.judge.invariance import judge_invariance
 from assay.reports.bench_report import bench_document
+from assay.reports.bisection import bisection_document
 from assay.reports.check import check_document
 from assay.reports.compare import compare_document
 from assay.reports.document import Document
@@ -68,6 +71,7 @@ def documents(folder: Path, reports: ModuleType, arms: ModuleType) -> dict[str, 
         "invariance": lambda: invariance_document(judge_invariance(_invariance(folder, arms))),
         "sweep": lambda: sweep_document(_sweep(), folder / "index.html"),
         "bench": lambda: bench_document(reports.latency("short", "regression")),
+        "bisect": lambda: bisection_document(_bisection()),
         "runs": lambda: runs_document(_runs()),
     }  # fmt: skip
 
@@ -170,6 +174,31 @@ def _sweep() -> SweepResult:
         verdict="regression", command="assay sweep sweep.toml", folder="runs/sweep-1", created="2026-01-01T00:00:00Z",
         seconds=840.0, axes=axes, interrupted=True, cells=cells,
     )  # fmt: skip
+
+
+def _bisection() -> BisectState:
+    hashes = [f"{i:02x}" * 20 for i in range(10, 31)]
+    purposes = [
+        ("good-end", 0, "good", 0.4),
+        ("bad-end", 20, "bad", math.inf),
+        ("search", 10, "good", 0.5),
+        ("search", 11, "bad", 1.5e6),
+    ]
+    probes = tuple(
+        CommitProbe(
+            number=number, commit=hashes[at], purpose=purpose, came_out=came_out, worst=worst, own=worst / 100,
+            where="extend, new+prefix 7+16, head 1", seconds=0.4,
+        )
+        for number, (purpose, at, came_out, worst) in enumerate(purposes, 1)
+    )  # fmt: skip
+    commit = CommitInfo(
+        commit=hashes[11], subject="Tile keys by 64", body="Saves shared memory.", author="A. Author <a@b.c>", date="2026-01-02",
+        diffstat="attention.py | 14 +++++++-------", parents=(hashes[10],),
+    )  # fmt: skip
+    result = BisectResult(outcome="found", suspects=(hashes[11],), commit=commit)
+    spec = BisectSpec(repo="/home/me/kernels", good=hashes[0], bad=hashes[20], kernel=LONG)
+    history = dict.fromkeys(hashes[1:], "Another change to the kernel and to its tests")
+    return BisectState(spec=spec, command="assay bisect commits v1..main", history=history, probes=probes, result=result)
 
 
 def _runs() -> RunList:

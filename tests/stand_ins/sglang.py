@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from assay.harness.engines.inside.attachment import Attachment
 from assay.harness.engines.inside.candidates import Candidate
 from assay.harness.engines.inside.faults import Faults, FaultyCandidate
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.tracer import Tracer
+from assay.harness.engines.inside.tracer import Tracer, decoder_layers
 from assay.harness.engines.sglang.attach import _observe
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY
@@ -74,12 +76,26 @@ def layer_of(index: int, **changes: Any) -> Any:
     return SimpleNamespace(**fields | changes)
 
 
+class Layer(torch.nn.Module):
+    """Stand-in for a decoder layer: returns twice the output of attention, and the output as the residual that is added later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = torch.nn.Identity()
+        self.self_attn.tp_q_head_num = HEADS  # type: ignore[assignment]
+
+    def forward(self, attend: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        out = attend()
+        return 2 * out, out
+
+
 class Server:
     """Stand-in for a scheduler: requests of 16 slots each, and forward passes through all layers."""
 
     def __init__(self, seed: int = 0) -> None:
         table = torch.arange(SLOTS).reshape(4, 64)
         self.runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu")
+        self.runner.model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(Layer() for _ in range(LAYERS))})
         self.backend = Backend(self.runner)
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -110,7 +126,8 @@ class Server:
         for index in range(LAYERS):
             q, k, v = (torch.randn(sum(new), heads, DIM, generator=self.generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
             forward = getattr(self.backend, f"forward_{phase}")
-            outs.append(forward(q.reshape(sum(new), -1), k, v, layer_of(index, **layer), batch, **arguments or {}))
+            given = (q.reshape(sum(new), -1), k, v, layer_of(index, **layer), batch)
+            outs.append(self.runner.model["layers"][index](partial(forward, *given, **arguments or {}))[1])
         return outs
 
 
@@ -125,4 +142,5 @@ def attach(
     faulty = FaultyCandidate(candidate, faults) if candidate else None
     behind = Shadow(folder / SENSITIVITY, faulty, None)
     attachment = Attachment(folder, shadow, candidate, tracer, faults, behind)
+    attachment.watch(decoder_layers(server.runner.model, lambda module: hasattr(module, "tp_q_head_num")))
     _observe(server.backend, "mine", attachment, Pages(server.runner))

@@ -1,4 +1,4 @@
-"""Bisecting: the layers that need the reference, the differences that break a candidate, and probes of commits for git."""
+"""Bisecting: the layers that need the reference, the differences that break a candidate, and the commit that broke a kernel."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""When an outcome that may differ from probe to probe is clear: in every bisection."""
+"""When an outcome that may differ from probe to probe is clear: in all three bisections."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.engines.inside.tracer import decoder_layers
 from assay.harness.evidence.fingerprint import Fingerprint, RopeTable, Tokens, Weight
-from assay.harness.evidence.trace import NEW, OUTPUT, QUERY, READ
+from assay.harness.evidence.trace import LAYER_OUTPUT, NEW, OUTPUT, QUERY, READ
 from assay.harness.fingerprint.folder_readings import tokens_of
 from assay.harness.fingerprint.in_model import ropes_of
 from assay.harness.fingerprint.parts import faults
@@ -85,13 +87,13 @@ class Model:
         return torch.log_softmax(out.logits[0].double(), -1), reused
 
     def trace(self, ids: Sequence[int]) -> dict[str, Tensor]:
-        """Compute a sequence alone, and return what each layer's attention reads and returns.
+        """Compute a sequence alone, and return what each layer's attention reads and returns, and what the layer returns.
 
         Names are those of `assay.harness.evidence.trace`.
 
         Returns:
-            q and outputs, [tokens, q heads, head_dim], and K and V, [tokens, kv heads, head_dim]. A layer that calls no function
-            ``eager_attention_forward`` of its module is missing.
+            q and outputs, [tokens, q heads, head_dim], K and V, [tokens, kv heads, head_dim], and outputs of layers, [tokens, 1,
+            hidden size]. A layer that calls no function ``eager_attention_forward`` of its module has the last alone.
         """
         kept: dict[str, Tensor] = {}
         names = {type(module).__module__ for module in self.network.modules() if hasattr(module, "layer_idx")}
@@ -110,12 +112,19 @@ class Model:
 
             return attention
 
+        def returned(number: int, layer: Any, given: Any, out: Any) -> None:
+            kept[f"{LAYER_OUTPUT}{number}"] = (out[0] if isinstance(out, tuple) else out)[0][:, None]
+
         self.forget()
+        layers = decoder_layers(self.network, lambda module: hasattr(module, "layer_idx"))
+        hooks = [layer.register_forward_hook(partial(returned, number)) for number, layer in layers.items()]
         try:
             for module, compute in plain.items():
                 vars(module)[eager] = watched(compute)
             self.log_probabilities(ids)
         finally:
+            for hook in hooks:
+                hook.remove()
             for module, compute in plain.items():
                 vars(module)[eager] = compute
         return kept

@@ -7,11 +7,12 @@ forward pass starts. While everything is off, a call costs one more comparison.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
@@ -125,6 +126,8 @@ class Attachment:
         # An engine may compute sequences of both phases in a pass.
         self._of_phase: dict[Phase, ForwardPass] = {}
         self._passes = 0
+        # Whether a watched layer ran in Python in this pass: not if it is compiled, or replayed from a CUDA graph.
+        self._layers_ran = False
         self._highest = -1
         self._last_layer: int | None = None
 
@@ -132,6 +135,19 @@ class Attachment:
         """Record that outputs of the backend of this name are observed."""
         self._right.references.add(name)
         self._faulty.references.add(name)
+
+    def watch(self, layers: Mapping[int, torch.nn.Module]) -> None:
+        """Give what each decoder layer returns to the tracer from now on, if the server may be traced."""
+        for number, layer in layers.items() if self._tracer.on else ():
+            layer.register_forward_hook(partial(self._returned, number))
+
+    def _returned(self, number: int, layer: torch.nn.Module, given: object, returned: object) -> None:
+        if torch.compiler.is_compiling() or self._off or not self._setting.control.trace:
+            return
+        self._layers_ran = True
+        self._tracer.keep_layer(number, returned)
+        if number == self._last_layer:
+            self._tracer.write()
 
     def observes(self, batch: Any) -> bool:
         """Return True if calls of a batch are observed, which must be known before a layer's output is computed."""
@@ -160,7 +176,7 @@ class Attachment:
 
     def _start(self, batch: Any) -> None:
         """Start a pass: the current control applies until the pass ends."""
-        self._batch, self._of_phase = batch, {}
+        self._batch, self._of_phase, self._layers_ran = batch, {}, False
         if self._highest >= 0:
             self._last_layer = max(self._highest, self._last_layer or 0)
         self._tracer.write()
@@ -237,4 +253,5 @@ class Attachment:
             self._faults.write()
         if self._setting.control.shadow:
             self._shadow.end_pass()
-        self._tracer.write()
+        if not self._layers_ran:  # else the last layer has not returned yet
+            self._tracer.write()

@@ -72,6 +72,10 @@ class ObservedCall(Protocol):
         """The engine's batch, which all layers of a pass share; compared by identity."""
 
     @property
+    def rows_of_batch(self) -> slice | Tensor:
+        """The rows of the call among the tokens of the batch: a slice, or int64 [tokens]."""
+
+    @property
     def is_served(self) -> bool:
         """True if the batch has requests; a batch without any is the engine's own, for warm-up or the capture of CUDA graphs."""
 

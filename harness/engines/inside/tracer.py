@@ -2,11 +2,13 @@
 
 Kept rows are gathered on the device after each layer and written when the pass has ended. Of a request that the control names, in
 any batch, every row up to a position is kept with its q, K and V, as well as K and V of the whole sequence as the last of these
-rows reads them.
+rows reads them, and what the whole layer returns for it.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +20,28 @@ from assay.harness.attention.call import KernelRefused
 from assay.harness.engines.inside.control import TracedRequest
 from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
 from assay.harness.evidence.run_file import nonce_of_process
-from assay.harness.evidence.trace import NEW, OUTPUT, QUERY, READ, TraceHeader, write_pass, write_refusal
+from assay.harness.evidence.trace import LAYER_OUTPUT, NEW, OUTPUT, QUERY, READ, TraceHeader, write_pass, write_refusal
 
 MAX_ROWS = 32
 """Most rows kept per extend call: the last row, and others evenly spaced."""
+# The path of a numbered layer, in the path of a module inside of it.
+_LAYER = re.compile(r".*\.(\d+)(?=\.)")
+
+
+def decoder_layers(model: torch.nn.Module, attention: Callable[[torch.nn.Module], bool]) -> dict[int, torch.nn.Module]:
+    """Find the decoder layers of a model: the innermost numbered module around each attention.
+
+    Args:
+        attention: recognises a module that computes attention.
+
+    Returns:
+        The layers by number, without numbers that several parts of the model use.
+    """
+    modules = dict(model.named_modules())
+    inside = (_LAYER.match(path) for path, module in modules.items() if attention(module))
+    numbers = {match[0]: int(match[1]) for match in inside if match}
+    used = list(numbers.values())
+    return {number: modules[path] for path, number in numbers.items() if used.count(number) == 1}
 
 
 @dataclass(eq=False)
@@ -35,6 +55,7 @@ class _Pending:
         positions: position of each row in its request, int64 [rows].
         tokens: ids, [rows].
         last: whether the last of them is the last that is wanted of the request.
+        in_batch: the rows among those of the engine's batch, [rows], if outputs of layers are kept too, or None.
         tensors: the tensors to write, by name in the file.
     """
 
@@ -44,6 +65,7 @@ class _Pending:
     positions: Tensor
     tokens: Tensor
     last: bool
+    in_batch: Tensor | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -76,6 +98,11 @@ class Tracer:
         self._label: _Label | None = None
         self._bytes = 0
 
+    @property
+    def on(self) -> bool:
+        """True if there is a budget, so that the control may name a trace."""
+        return self._budget > 0
+
     def keep(self, label: str, call: ObservedCall, used: Tensor, traced: TracedRequest | None = None) -> None:
         """Keep rows of the output that the model uses, [tokens, num_q_heads * head_dim_v], and more of a named request."""
         if label in self._refused:
@@ -89,6 +116,9 @@ class Tracer:
             return
         if kept.pending is None:
             kept.pending = _rows_of_pass(call, requests.index(kept.request), traced, used.device)
+            # Processes that share a layer may each hold a part of its output.
+            if traced is not None and self._ranks == 1:
+                kept.pending.in_batch = _in_batch(call, kept.pending.rows)
         if kept.reached or not len(kept.pending.rows):
             kept.pending = None
             return
@@ -97,13 +127,34 @@ class Tracer:
         except KernelRefused as error:
             self.refuse(label, str(error))
             return
+        self._label = kept
+        self._add(kept, kept.pending, tensors)
+
+    def keep_layer(self, number: int, returned: object) -> None:
+        """Keep what a decoder layer returns, with its residual: the traced rows of [tokens, hidden size].
+
+        Args:
+            number: the layer's number; nothing is kept unless its attention is.
+            returned: what its module returned: a tensor, or a tuple of the output and the residual that is added later, or None.
+        """
+        kept = self._label
+        if kept is None or kept.pending is None or kept.pending.in_batch is None:
+            return
+        rows, parts = kept.pending.in_batch, returned[:2] if isinstance(returned, tuple) else (returned,)
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        first = tensors[0] if tensors else None
+        if first is None or first.dim() < 2 or f"{OUTPUT}{number}" not in kept.pending.tensors:
+            return
+        flat = [part.flatten(0, -2)[rows].float() for part in tensors if part.shape == first.shape]
+        self._add(kept, kept.pending, {f"{LAYER_OUTPUT}{number}": sum(flat[1:], flat[0])[:, None]})
+
+    def _add(self, kept: _Label, pending: _Pending, tensors: dict[str, Tensor]) -> None:
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._bytes + size > self._budget:
-            self.refuse(label, f"the traces of a process would exceed {self._budget} bytes")
+            self.refuse(kept.name, f"the traces of a process would exceed {self._budget} bytes")
             return
         self._bytes += size
-        self._label = kept
-        kept.pending.tensors |= tensors
+        pending.tensors |= tensors
 
     def refuse(self, label: str, why: str) -> None:
         """Refuse a trace: keep nothing under its label from now on, and record why. A complete trace stays as it is."""
@@ -147,6 +198,12 @@ def _rows_of_pass(call: ObservedCall, sequence: int, traced: TracedRequest | Non
     rows = own + sum(of_pass.new[:sequence])
     last = traced is not None and len(chosen) > 0 and prefix + len(chosen) - 1 == traced.until
     return _Pending(call.phase, sequence, rows, own + prefix, of_pass.tokens[rows], last)
+
+
+def _in_batch(call: ObservedCall, rows: Tensor) -> Tensor:
+    """Return rows of a call among the tokens of the engine's batch, int64 [rows]."""
+    own = call.rows_of_batch
+    return rows + (own.start or 0) if isinstance(own, slice) else own.to(rows.device)[rows]
 
 
 def _kept_of(call: ObservedCall, used: Tensor, pending: _Pending, traced: TracedRequest | None) -> dict[str, Tensor]:

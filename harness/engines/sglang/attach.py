@@ -15,6 +15,7 @@ from torch import Tensor
 from assay.harness.engines.inside.attachment import Attachment, ControlReader, attachment_of
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.observed_call import Phase
+from assay.harness.engines.inside.tracer import decoder_layers
 from assay.harness.engines.sglang.arguments import limits_of
 from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.graph_passes import graphs_of, served_batch, watch_graphs
@@ -40,7 +41,7 @@ def _attachment(runner: Any, folder: Path) -> Attachment:
             "graphs": graphs_of(arguments) if str(runner.device).startswith("cuda") else {},
         }
     )
-    return attachment_of(
+    made = attachment_of(
         folder,
         "sglang",
         sglang.__version__,
@@ -51,6 +52,8 @@ def _attachment(runner: Any, folder: Path) -> Attachment:
         lambda name: make_candidate(name, runner),
         limits,
     )
+    made.watch(decoder_layers(runner.model, lambda module: hasattr(module, "tp_q_head_num")))
+    return made
 
 
 def attach(backend: Any, name: str, runner: Any, folder: Path) -> Any:

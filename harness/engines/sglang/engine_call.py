@@ -50,6 +50,11 @@ class SGLangCall:
         return layer_number(self.radix_attention)
 
     @property
+    def rows_of_batch(self) -> slice:
+        """All rows."""
+        return slice(None)
+
+    @property
     def is_served(self) -> bool:
         """True if the batch has requests and is not captured in a CUDA graph."""
         return bool(getattr(self.batch, "rids", None)) and not capturing()

@@ -21,6 +21,7 @@ from assay.harness.engines.inside.attachment import Attachment, attachment_of
 from assay.harness.engines.inside.control import FAULTS, KERNEL, RECORD, SHADOW, TRACE
 from assay.harness.engines.inside.kernel_tracer import KernelTracer, kernel_tracer
 from assay.harness.engines.inside.meter import rows_of
+from assay.harness.engines.inside.tracer import decoder_layers
 from assay.harness.engines.vllm.arguments import limits_of
 from assay.harness.engines.vllm.engine_call import Part, ServedPass, VLLMCall, kind_of, layer_number
 from assay.harness.engines.vllm.latents import LatentCall, keys_and_values, makes_keys
@@ -257,4 +258,5 @@ def _attachment(runner: Any, folder: Path, reference: str, backends: Sequence[st
         limits.model_copy(update={"batch": int(config.scheduler_config.max_num_seqs)}),
     )
     made.attached_to(reference)
+    made.watch(decoder_layers(runner.model, lambda module: hasattr(module, "impl")))
     return made

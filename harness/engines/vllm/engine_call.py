@@ -186,6 +186,11 @@ class VLLMCall:
         return layer_number(self.attention)
 
     @property
+    def rows_of_batch(self) -> slice | Tensor:
+        """The part's rows of the pass."""
+        return self.part.rows
+
+    @property
     def rows(self) -> slice | Tensor:
         """The part's rows of `q`."""
         return self.part.rows

@@ -324,6 +324,20 @@ def test_sequences_with_equal_first_tokens_part_within_a_page() -> None:
     assert not torch.equal(first[40:], second[40:])
 
 
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_keys_share_maxima_and_rows_are_zero(phase: str) -> None:
+    calls = [call for case, call in _both(phase) if case.condition["data"] == "equal keys and zeros"]
+    assert calls
+    for call in calls:
+        starts, queries = call.cu_seqlens_k[:-1].tolist(), call.cu_seqlens_q[:-1].tolist()
+        for start, length in zip(starts, call.lens_k, strict=True):
+            pairs = call.k[start : start + length // 2 * 2].unflatten(0, (-1, 2))
+            assert torch.equal(pairs[:, 0], pairs[:, 1])
+            assert not call.v[start].any()
+        zero = [not call.q[first].any() for first in queries]
+        assert zero == [n % 2 == 0 for n in range(len(queries))]
+
+
 def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> None:
     seen = Counter[str]()
     for case, call in _every():

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.declaration import declares
+from assay.harness.attention.declaration import Declaration, declares
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check as check_and_read
-from assay.harness.checks.coverage import coverage_of, met_with
+from assay.harness.checks.coverage import _is_felt, coverage_of, met_with
 from assay.harness.conditions import BORDER_TOKENS
 from assay.harness.evidence.kernel_result import Coverage, KernelResult, Reach
 from assay.harness.localize.kernel_runs import CallResult, measure
@@ -25,6 +25,7 @@ from assay.harness.text import met
 from assay.reports.check import _not_covered, _together, check_document, message
 from assay.reports.page import to_html
 
+SINKS = Declaration(features=("sinks",))
 SCALES = ("scale 1", "scale 1.5 times", "scale 1/128", "unscaled scores")
 check = partial(check_and_read, read_out=0)
 pytestmark = pytest.mark.usefixtures("thin_matrix")
@@ -107,6 +108,32 @@ def test_what_a_call_asks_for_is_covered_where_it_changed_an_output(asked: dict[
     assert gaps == (
         [] if felt else [("window n", "it did not change any output by more than rounding, so a kernel could ignore it")]
     )
+
+
+def test_a_pair_of_values_is_met_by_calls_that_feel_the_feature() -> None:
+    """A kernel that ignores the sinks with 64 q heads passed: only calls in which they weigh nothing asked for both."""
+    case = replace(cases(("extend",))[0], condition={"asked for": "sinks"})
+    weights = {(4, 2): 1.0, (8, 2): -30.0}
+    calls = [
+        call_of([(6, 30)], heads, 16, torch.float32, "cpu", seed=1).with_spec(sinks=(sink,) * heads[0])
+        for heads, sink in weights.items()
+    ]
+    found = coverage_of([(case, answered(call)) for call in calls], [], [], [], [], 1)
+    assert (found.values["asked for"], found.gaps) == (("sinks",), ())
+    assert set(found.reach["extend"].met["q/kv heads"]) == {"4/2", "8/2"}
+    other = replace(case, condition={"asked for": "nothing"})
+    made = [*((case, answered(call)) for call in calls), *((other, answered(call.with_spec(sinks=()))) for call in calls)]
+    [pairs] = (pairs for axes, pairs in coverage_of(made, [], [], [], [], 1).reach["extend"].pairs.items() if "asked" in axes)
+    assert (pairs.met, pairs.of) == (3, 4)
+
+
+def test_each_call_with_sinks_feels_them() -> None:
+    asking = [case for case in cases(declared=SINKS) if "sinks" in case.condition["asked for"]]
+    halves = [case for case in asking if case.condition["dtype"] != "float32"]
+    wide = [case for case in halves if case.condition["heads"] == "GQA 64/8"]
+    assert wide
+    for case in wide + halves[::20]:
+        assert _is_felt(answered(case.make())), case.name
 
 
 def test_what_an_undeclared_kernel_raises_on_is_a_gap_with_advice() -> None:

@@ -32,7 +32,7 @@ def write(folder: InvarianceFolder, record: ProbePass, spoil: Spoil = lambda kep
     """Write the trace of a pass: the same numbers each time, before they are spoiled."""
     generator, kept = torch.Generator().manual_seed(0), {}
     for layer in LAYERS:
-        for name, heads in (("q.", 4), ("new_k.", 2), ("new_v.", 2), ("k.", 2), ("v.", 2), ("layer.", 4)):
+        for name, heads in (("q.", 4), ("new_k.", 2), ("new_v.", 2), ("k.", 2), ("v.", 2), ("layer.", 4), ("after.", 1)):
             kept[f"{name}{layer}"] = torch.randn(PLACE.index, heads, 8, generator=generator)
     spoil(kept)
     header = TraceHeader(run=folder.nonce, request="x", phase="extend", number=0, rank=0, ranks=1)
@@ -73,7 +73,8 @@ def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
         (("q.3", "new_k.3"), "layer 3, before attention, head", {"names": ("q", "k"), "before": None}),
         (("v.3", "layer.3"), "layer 3, KV cache, KV head", {"names": ("v",), "positions": 12, "position": 0}),
         (("layer.3", "q.7"), "layer 3, attention, head", {"place": "attention", "names": ("output",)}),
-        ((), "after the attention of layer 7", {"place": "behind attention", "layer": 7, "layers": 2}),
+        (("after.3", "q.7"), "layer 3, after attention", {"place": "layer", "names": ("output",), "head": None}),
+        ((), "after layer 7", {"place": "behind layers", "layer": 7, "layers": 2}),
     ],
 )
 def test_the_place_is_named(judged: Judge, names: tuple[str, ...], place: str, expected: dict[str, Any]) -> None:
@@ -95,7 +96,7 @@ def test_a_pass_that_does_not_differ_again_is_not_observed(judged: Judge) -> Non
     assert (parting.place, parting.not_observed) == ("", unobserved("same"))
 
 
-@pytest.mark.parametrize(("again_kl", "place"), [(0.5, "cache"), (0.0, "behind attention")])
+@pytest.mark.parametrize(("again_kl", "place"), [(0.5, "cache"), (0.0, "behind layers")])
 def test_a_base_that_differs_from_itself_in_another_batch_is_no_floor(judged: Judge, again_kl: float, place: str) -> None:
     (parting,) = judged(lambda kept: kept["v.3"].mul_(1.5), again_kl=again_kl).partings
     assert parting.place == place

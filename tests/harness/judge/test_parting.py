@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ LEAST = least_error("float32")
 Spoil = Callable[[Trace], None]
 
 
-def trace(noise: float = 0.0, cached: int = CACHED, seed: int = 1) -> Trace:
+def trace(noise: float = 0.0, cached: int = CACHED, seed: int = 1, with_layers: bool = True) -> Trace:
     """The passes of a request whose first tokens were cached: the same numbers in every trace, and noise of a relative size."""
     rng, own = np.random.default_rng(0), np.random.default_rng(seed)
 
@@ -28,10 +29,11 @@ def trace(noise: float = 0.0, cached: int = CACHED, seed: int = 1) -> Trace:
     queries, keys, values, outputs = layers(HEADS, new), layers(KV_HEADS, PROMPT), layers(KV_HEADS, PROMPT), layers(HEADS, new)
     positions = np.arange(cached, PROMPT)
     computed = ({layer: tensor[cached:].copy() for layer, tensor in read.items()} for read in (keys, values))
-    return Trace("t", positions + 50, positions, ("extend",) * new, outputs, queries, *computed, keys, values)
+    whole = {layer: out.reshape(new, 1, -1).copy() for layer, out in outputs.items()} if with_layers else {}
+    return Trace("t", positions + 50, positions, ("extend",) * new, outputs, queries, *computed, keys, values, whole)
 
 
-def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: int) -> _Parting:
+def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: Any) -> _Parting:
     other = trace(**of)
     if spoil:
         spoil(other)
@@ -41,8 +43,10 @@ def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: int) -> _Partin
 def after(layer: int, trace: Trace) -> None:
     """Spoil what follows a layer that computed something else, as it would in a model."""
     for later in range(layer, LAYERS):
-        for tensors in (trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values, trace.outputs):
-            tensors[later] *= 1.5
+        read = (trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values)
+        for tensors in (*read, trace.outputs, trace.layer_outputs):
+            if later in tensors:
+                tensors[later] *= 1.5
 
 
 def test_weights_of_a_layer_show_where_it_computes_its_inputs() -> None:
@@ -84,9 +88,21 @@ def test_attention_itself_is_named_with_its_head() -> None:
     assert (at.place, at.layer, at.names, at.head, at.position, at.positions) == ("attention", 1, ("output",), 3, CACHED + 4, 1)
 
 
-def test_what_differs_behind_the_last_layer_is_none_of_attention() -> None:
-    at = parted()
-    assert (at.place, at.layer, at.head) == ("behind attention", LAYERS - 1, None)
+def test_the_rest_of_a_layer_is_named_if_its_attention_agrees() -> None:
+    def spoil(trace: Trace) -> None:
+        if trace.layer_outputs:
+            trace.layer_outputs[1][2:] *= 1.1
+        after(2, trace)
+
+    at = parted(spoil)
+    assert (at.place, at.layer, at.names, at.head, at.position) == ("layer", 1, ("output",), None, CACHED + 2)
+    assert parted(spoil, with_layers=False).place == "input", "without outputs of layers, the next layer's inputs are the first"
+
+
+@pytest.mark.parametrize(("with_layers", "place"), [(True, "behind layers"), (False, "behind attention")])
+def test_what_differs_behind_the_last_layer_is_none_of_attention(with_layers: bool, place: str) -> None:
+    at = parted(with_layers=with_layers)
+    assert (at.place, at.layer, at.head) == (place, LAYERS - 1, None)
 
 
 def test_what_the_base_differs_from_itself_by_is_no_difference() -> None:
@@ -94,7 +110,7 @@ def test_what_the_base_differs_from_itself_by_is_no_difference() -> None:
         trace.outputs[1] *= 1 + 2e-4
 
     assert parted(spoil).place == "attention"
-    assert parted(spoil, floor=1e-4).place == "behind attention"
+    assert parted(spoil, floor=1e-4).place == "behind layers"
 
 
 def shortened(of: Trace) -> Trace:

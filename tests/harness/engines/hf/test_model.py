@@ -55,10 +55,12 @@ def test_a_trace_has_what_attention_reads_and_returns_in_each_layer(family: str)
     model = Model(resolve_model(family, ()))
     cold, kept = model.log_probabilities(IDS)[0], model.trace(IDS)
     layers = range(model.network.config.num_hidden_layers)
-    assert {name.partition(".")[0] for name in kept} == {"q", "new_k", "new_v", "k", "v", "layer"}
+    assert {name.partition(".")[0] for name in kept} == {"q", "new_k", "new_v", "k", "v", "layer", "after"}
     assert {int(name.partition(".")[2]) for name in kept} == set(layers)
     assert {len(tensor) for tensor in kept.values()} == {len(IDS)}
     assert (model.log_probabilities(IDS)[0] - cold).abs().max() == 0, "nothing stays watched"
+    ends = model.network.get_decoder().norm(kept[f"after.{max(layers)}"][:, 0])
+    assert (torch.log_softmax(model.network.lm_head(ends).double(), -1) - cold).abs().max() < 1e-5 or family != "tiny"
     if family == "tiny":
         q, k, v = (kept[f"{name}.0"] for name in "qkv")
         k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))

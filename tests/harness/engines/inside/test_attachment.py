@@ -29,7 +29,7 @@ from assay.harness.engines.inside.candidates import Candidate, KernelCandidate, 
 from assay.harness.engines.inside.control import Control, TracedRequest, set_control, substituted_calls
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.tracer import MAX_ROWS, rows_of
+from assay.harness.engines.inside.tracer import MAX_ROWS, decoder_layers, rows_of
 from assay.harness.engines.sglang.served_kernel import _BackendCandidate, make_candidate
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
@@ -418,6 +418,41 @@ def test_a_request_that_is_named_is_traced_with_its_inputs_in_any_batch(attached
         assert np.array_equal(trace.values[layer], pool.values[layer][:7].numpy())
         assert np.array_equal(trace.new_keys[layer][-1], trace.keys[layer][-1]), "what was computed last went into the cache"
         assert trace.new_values[layer].shape == (5, *pool.values[layer].shape[1:])
+        outputs = trace.outputs[layer].reshape(5, 1, -1)
+        assert np.array_equal(trace.layer_outputs[layer], 3 * outputs), "with the residual, in rows of the whole batch"
+
+
+def test_layers_that_ran_outside_of_python_have_no_output_of_their_own(attached: Attached, tmp_path: Path) -> None:
+    server, layers = attached(), []
+    for layer in server.runner.model["layers"]:
+        layers.append(layer._forward_hooks.copy())
+        layer._forward_hooks.clear()
+    trace = traced(server, tmp_path, ("extend", [(4, 0)], ["x"]), until=3)
+    assert (list(trace.outputs), trace.layer_outputs) == ([0, 1, 2], {}), "it is written as the last attention returns"
+    for layer, hooks in zip(server.runner.model["layers"], layers, strict=True):
+        layer._forward_hooks.update(hooks)
+    set_control(tmp_path, Control(trace="y", traced=TracedRequest(request="y", until=3)))
+    server.step("extend", [(4, 0)], rids=["y"])
+    assert list(read_trace(tmp_path, "y").layer_outputs) == [0, 1, 2], "and as the last layer does"
+
+
+@pytest.mark.parametrize(("paths", "numbers"), [
+    (["model.layers.0.self_attn.attn", "model.layers.11.self_attn.attn"], {0: "model.layers.0", 11: "model.layers.11"}),
+    (["model.layers.0.attn.0", "model.layers.0.mlp.experts.3"], {0: "model.layers.0"}),
+    (["vision.blocks.0.attn", "model.layers.0.attn", "model.layers.1.attn"], {1: "model.layers.1"}),
+    (["attn"], {}),
+])  # fmt: skip
+def test_decoder_layers_are_the_numbered_modules_around_attention(paths: list[str], numbers: dict[int, str]) -> None:
+    model = torch.nn.Module()
+    for path in paths:
+        at = model
+        for name in path.split("."):
+            if name not in at._modules:
+                at.add_module(name, torch.nn.Module())
+            at = at._modules[name]  # type: ignore[assignment]
+        at.attends = "attn" in path  # type: ignore[assignment]
+    found = decoder_layers(model, lambda module: bool(vars(module).get("attends")))
+    assert found == {number: model.get_submodule(path) for number, path in numbers.items()}
 
 
 def test_passes_without_a_named_request_or_after_its_last_position_refuse_nothing(attached: Attached, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from assay.evals.tiny_model.families import SOURCE, tiny_model
 from assay.harness.attention.oracle import oracle
 from assay.harness.engines.environments import room
+from assay.harness.engines.hf.model import Model
 from assay.harness.engines.inside.control import EVIDENCE, FAULTS, KERNEL, RECORD, SHADOW, TRACE, Control, TracedRequest
 from assay.harness.evidence.counters import CallCount, read_counters
 from assay.harness.evidence.error_table import relative_l1
@@ -172,7 +173,10 @@ def test_a_traced_request_of_mixed_calls_has_its_own_rows_and_keys(attached: Off
     assert trace.positions.tolist() == list(range(64, UNTIL + 1))
     assert trace.tokens.tolist() == prompts()[1][2][64 : UNTIL + 1]
     assert set(trace.phases) == {"extend"}
+    witness = Model(SOURCE).trace(prompts()[1][2][: UNTIL + 1])
     for layer in range(LAYERS):
+        whole = witness[f"after.{layer}"][64:].numpy()
+        assert np.abs(trace.layer_outputs[layer] - whole).max() < 1e-4 * np.abs(whole).max(), "with its residual"
         assert trace.outputs[layer].shape == (UNTIL - 63, HEADS, 64)
         assert np.array_equal(trace.keys[layer][64:], trace.new_keys[layer])
         assert np.array_equal(trace.values[layer][64:], trace.new_values[layer])

@@ -1,4 +1,4 @@
-"""A commit's kernel, measured in a separate process: imported from its checkout, its origin verified, run on the calls."""
+"""A commit's kernel, measured in a separate process: imported from its worktree, its origin verified, run on the calls."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.published import module_of
+from assay.harness.checks.observed import Reader
 from assay.harness.checks.replay import choose
-from assay.harness.drivers.bisect.commit_probe import Measurement, ProbeSpec
+from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import AssayError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.localize.call_conditions import describe
-from assay.harness.localize.guard import run_and_repeat
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.guard import Guard, run_and_repeat
 from assay.harness.localize.kernel_runs import KernelRun
 from assay.worker import Journal
 
-# Never imported from a checkout unless the kernel has this name: they are already loaded, and cannot be loaded twice.
+# Never imported from a worktree unless the kernel has this name: they are already loaded, and cannot be loaded twice.
 _OWN = {"assay", "torch", "numpy", *sys.stdlib_module_names}
 
 _Any = TypeVar("_Any")
@@ -51,12 +53,14 @@ def _spread(these: Sequence[_Any], limit: int) -> Sequence[_Any]:
     return [these[i * len(these) // limit] for i in range(limit)] if 0 < limit < len(these) else these
 
 
-def measure(journal: Journal, spec: dict[str, Any]) -> Measurement:
-    """Measure the kernel of a checkout, as a job of `assay.worker`; errors of the kernel are results."""
-    asked = ProbeSpec(**spec)
-    top, module = Path(asked.tree).resolve(), module_of(asked.kernel)
-    os.chdir(top)
-    roots = [str(root) for root in (top, (top / "src").resolve()) if root.is_dir()]
+def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, reproduce: str) -> Measurement:
+    """Measure the kernel of a worktree, as a job of `assay.worker`; errors of the kernel are results.
+
+    A wrong kernel's measurement is written to the journal before the kernel is probed further, which may end the process.
+    """
+    os.chdir(tree)
+    asked, top = BisectSpec(**spec), Path(tree).resolve()
+    roots, module = [str(root.resolve()) for root in asked.roots(top)], module_of(asked.kernel)
     _prefer(roots, module.split(".")[0])
     try:
         kernel = kernels.load(asked.kernel)
@@ -73,7 +77,14 @@ def measure(journal: Journal, spec: dict[str, Any]) -> Measurement:
         return Measurement(status="raised", reason=_said(error), origin=origin)
     if outsider := _imported_from_elsewhere(top, roots, module):  # its first run may import more
         return Measurement(status="import", reason=outsider)
-    return Measurement(origin=origin, **_worst(run))
+    findings = tuple(diagnose(run, reproduce)) if name_bug else ()
+    measured = Measurement(origin=origin, findings=findings, **_worst(run))
+    reader = Reader()
+    if reader.wants(findings, run.results):
+        journal.write("measured", measurement=measured)
+        seen = reader.observe(findings, Guard(kernel), run.results)
+        measured = measured.model_copy(update={"findings": seen.findings})
+    return measured
 
 
 def _worst(run: KernelRun) -> dict[str, Any]:
@@ -98,7 +109,7 @@ def _said(error: BaseException) -> str:
 
 
 class _Preferring(importlib.abc.MetaPathFinder):
-    """Finds a checkout's modules before all others, even before those that an editable install puts on ``sys.meta_path``."""
+    """Finds a worktree's modules before all others, even before those that an editable install puts on ``sys.meta_path``."""
 
     def __init__(self, roots: list[str], top: str) -> None:
         self._roots, self._top = roots, top
@@ -114,7 +125,7 @@ class _Preferring(importlib.abc.MetaPathFinder):
 
 
 def _prefer(roots: list[str], top: str) -> None:
-    """Import from `roots`, and unload modules that also exist in the checkout."""
+    """Import from `roots`, and unload modules that also exist in the worktree."""
     sys.dont_write_bytecode = True  # bytecode is matched by size and second, so it could be another commit's
     finder = _Preferring(roots, top)
     loaded = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
@@ -127,7 +138,7 @@ def _prefer(roots: list[str], top: str) -> None:
 
 
 def _imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> str:
-    """Describe a module that should come from the checkout but was imported from elsewhere, or return an empty string."""
+    """Describe a module that should come from the worktree but was imported from elsewhere, or return an empty string."""
     tops = {path.stem for root in roots for path in Path(root).glob("*.py")}
     tops |= {path.parent.name for root in roots for path in Path(root).glob("*/__init__.py")}
     tops = (tops - _OWN) | {kernel.partition(".")[0]}
@@ -138,5 +149,5 @@ def _imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> s
         places = [file] if file else [*getattr(loaded, "__path__", ())]
         inside = [Path(place).resolve().is_relative_to(tree) for place in places]
         if not all(inside) or (name == kernel and not file):
-            return f"module {name} came from {', '.join(places) or 'nowhere'}, not from this commit's checkout"
+            return f"module {name} came from {', '.join(places) or 'nowhere'}, not from this commit's worktree"
     return ""

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.drivers.bisect import commit_probe
-from assay.harness.drivers.bisect.commit_probe import BrokenEnvironment, Measurement, ProbeSpec, _build, measure, probe_checkout
-from assay.harness.drivers.bisect.commit_process import chosen_calls
-from assay.harness.drivers.bisect.majority import Outcome
+from assay.harness.drivers.bisect.commits import measure as measuring
+from assay.harness.drivers.bisect.commits.measure import BrokenEnvironment, _build, measure
+from assay.harness.drivers.bisect.commits.probe import chosen_calls
+from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 
 COUNT = 6
 """Calls of a probe, of which the first and the last phases have a cached prefix."""
@@ -26,47 +26,39 @@ def tree(tmp_path: Path, histories: ModuleType) -> Path:
     return made
 
 
-def run(tree: Path, kernel: str = "attn:forward") -> Measurement:
-    return measure(ProbeSpec(tree=str(tree), kernel=kernel, calls=COUNT), tree.parent / "log")
+def run(tree: Path, kernel: str = "attn:forward", name_bug: bool = False) -> Measurement:
+    settings = {"repo": "r", "good": "g", "bad": "b", "kernel": kernel, "calls": COUNT}
+    spec = BisectSpec.model_validate(settings)
+    return measure(spec, tree, tree.parent / "log", name_bug=name_bug, reproduce="again")
 
 
 @pytest.mark.slow  # fast: test_a_module_from_elsewhere_is_not_the_commits
-def test_a_kernel_is_measured(tree: Path, histories: ModuleType) -> None:
+def test_a_kernel_is_measured_and_its_bug_named(tree: Path, histories: ModuleType) -> None:
     right = run(tree)
     assert (right.status, right.origin) == ("measured", "attn.py")
     assert right.worst is not None
     assert right.worst <= 1
     (tree / "attn.py").write_text(histories.source(0, mask_wrong=True))  # as long as before, and in the same second
-    wrong = run(tree)
+    wrong = run(tree, name_bug=True)
     assert wrong.worst is not None
     assert wrong.worst > 1
+    assert [finding.id for finding in wrong.findings] == ["mask-top-left"]
+    assert wrong.findings[0].reproduce == "again"
+    assert wrong.findings[0].operator
+    assert wrong.findings[0].picture is not None
     assert not list(tree.rglob("*.pyc")), "bytecode of one commit would be used for another"
 
 
-@pytest.mark.parametrize(
-    ("worst", "outcome"),
-    [
-        ([0.5, 0.9], "good"), ([2.0, 3.0], "bad"), ([0.5, 2.0, 3.0, 4.0], "bad"), ([0.5, 2.0, 0.5, 2.0, 0.5], "skip"),
-        ([None], "skip"), ([0.5, None], "skip"),
-    ],
-)  # fmt: skip
-def test_a_commit_is_probed_until_one_outcome_leads(
-    monkeypatch: pytest.MonkeyPatch, worst: list[float | None], outcome: Outcome
-) -> None:
-    built: list[str] = []
-    left = iter(worst)
-
-    def measured(spec: ProbeSpec, log: Path) -> Measurement:
-        built.append(spec.build)
-        times = next(left)
-        return Measurement(worst=times) if times else Measurement(status="build", reason="no compiler")
-
-    monkeypatch.setattr(commit_probe, "measure", measured)
-    said: list[str] = []
-    assert probe_checkout(ProbeSpec(tree=".", kernel="a:f", build="make"), said.append) == outcome
-    assert built == ["make", *[""] * (len(worst) - 1)], "it is built once"
-    assert len(said) == len(worst)
-    assert next(left, "all") == "all"
+@pytest.mark.slow  # fast: a kernel that is killed
+def test_a_kernel_that_does_not_survive_being_read_was_measured(tree: Path, histories: ModuleType) -> None:
+    asked = {call.q.shape[0] for call in chosen_calls("", COUNT)}
+    (tree / "attn.py").write_text(
+        f"import os\n{histories.source(0, mask_wrong=True)}\n\ndef fatal(call):\n"
+        f"    if call.q.shape[0] not in {asked}:\n        os._exit(0)\n    return forward(call)\n"
+    )
+    found = run(tree, "attn:fatal", name_bug=True)
+    assert (found.status, [finding.id for finding in found.findings]) == ("measured", ["mask-top-left"])
+    assert found.worst is not None
 
 
 def test_a_module_from_elsewhere_is_not_the_commits(
@@ -128,7 +120,7 @@ def test_a_kernel_that_fails_is_a_result(tree: Path, text: str, status: str, rea
 
 @pytest.mark.slow  # fast: tests of the worker, and of builds
 def test_a_kernel_that_hangs_is_killed_with_its_children(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_probe, "_LIMIT_S", 15.0)
+    monkeypatch.setattr(measuring, "_LIMIT_S", 15.0)
     mark = tree.parent / "pid"
     (tree / "attn.py").write_text(
         "import subprocess, time\n\ndef forward(call):\n"
