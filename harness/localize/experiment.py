@@ -541,7 +541,7 @@ def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims
     for b in sequences:
         start, new, q_heads = call.cu_seqlens_q.tolist()[b], call.lens_q[b], call.q.shape[1]
         for i in _ends((off[start : start + new] >= wrong_from).any(1)):
-            for head in sorted({n for n in (0, 1, 2, 3, 4, 5, 7, 8, q_heads - 1) if n < q_heads}):
+            for head in _ends((off[start : start + new] >= wrong_from).any(0)):
                 error = float(off[start + i, head])
                 if exact < error < wrong_from:
                     continue
