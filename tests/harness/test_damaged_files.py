@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from assay import worker
 from assay.evals.tiny_model.families import SOURCE
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
@@ -275,6 +276,7 @@ def test_every_command_ends_soon_whatever_is_in_place_of_a_file(
             raise AssayError("No process is started here.")
 
         monkeypatch.setattr(guardian, "start", none)
+        monkeypatch.setattr(worker, "_fork", none)
     files, commands = getattr(Stores(recorded_runs, arm_records, histories, call, capsys.readouterr), store)()
     assert files
     wrong, waited = [], tmp_path / "waited"
