@@ -71,7 +71,7 @@ def test_the_first_screen_of_a_wrong_kernel_fits_a_terminal() -> None:
     assert len(lines) <= 22, "24 with the prompt and the command"
     labels = [line[:13].strip() for line in lines[2:] if line[:13].strip() and not line.startswith(" ")]
     assert labels == ["Observed", "Fails at", "Error", "Smallest", "Not covered", "Next"]
-    assert lines[-2].startswith(f"Next         {result.again} --test test_wrong_at_128.py")
+    assert lines[-2].startswith(f"Next         {result.again} --test test_wrong_at_128.py"), lines
     assert lines[-1].split() == ["assay", "explain", "mask-top-left"]
 
 

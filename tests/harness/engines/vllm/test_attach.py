@@ -55,7 +55,7 @@ class Runner:
     """vLLM's V1 runner, with a fixed batch."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
+        self.device, self.model = torch.device("cpu"), torch.nn.Module()
         self.layers = [Layer(number) for number in range(LAYERS)]
         self.compilation_config = SimpleNamespace(
             static_forward_context={layer.layer_name: layer for layer in self.layers} | {"other": object()}
