@@ -46,6 +46,8 @@ _DRAWN = ("data", "asked for")
 _TOKENS, _SEQUENCES = (1, *(4**power for power in range(2, 16))), tuple(8**power for power in range(1, 11))
 """Last number of each band of lengths, and of numbers of sequences."""
 _UNFELT = "it did not change any output by more than rounding, so a kernel could ignore it"
+# An effect of this many times the widest bound of a call's cells exceeds that of a single query, which is costly to compute.
+_CLEARLY = 10.0
 # Axes whose values a kernel can declare.
 DECLARABLE = ("dtype", "head_dim", "cached prefix")
 
@@ -178,9 +180,14 @@ def _unbroken(numbers: Iterable[int], ends: Sequence[int]) -> tuple[int, int]:
 def _is_felt(result: CallResult) -> bool:
     """Return True if each feature that can be left out changes the output of a query by more than the query's bound."""
     call = result.call
-    effects = feature_effects(call, torch.arange(call.rows, device=call.q.device), truth(call))
+    right = truth(call)
+    effects = feature_effects(call, torch.arange(call.rows, device=call.q.device), right)
+    size = with_all_heads(right.abs().sum(-1))
+    clear = _CLEARLY * float(result.bounds.max()) * size
     for effect in effects.values():
         sums = with_all_heads(effect.abs().sum(-1))
+        if bool((sums > clear).any()):
+            continue
         row = sums[:, -1].argmax()[None]  # the most affected query
         own = sums[row].cpu()
         if not bool((own > bounds_of_queries(call, result.limits.family, row, own).cpu()).any()):
