@@ -238,8 +238,8 @@ class KernelResult(Part, RunRecord):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> Verdict:
-        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
-        return kernel_verdict(self.findings, self.missing)
+        """ "regression" if a finding is more severe than "info", else "inconclusive" if anything is missing, else "pass"."""
+        return kernel_verdict(self.findings, [*self.missing, *filter(None, [self.not_run])])
 
     @computed_field(description="0 pass, 1 regression, 3 no verdict")  # type: ignore[prop-decorator]
     @property

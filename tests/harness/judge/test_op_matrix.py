@@ -70,3 +70,8 @@ def test_the_matrix_of_the_candidate_must_have_run(made: KernelResult | None, st
 def test_no_matrix_is_asked_of_an_engines_own_backend_or_without_layers() -> None:
     assert judged(None, kernel=False).checks == []
     assert judged(None, SPEC.changed(suites=("accuracy",))).checks == []
+
+
+def test_a_kernel_that_was_not_run_passes_nothing() -> None:
+    result = KernelResult(kernel="k", calls=0, not_run="it hangs")
+    assert (result.verdict, result.exit_code) == ("inconclusive", 3)
