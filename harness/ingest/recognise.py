@@ -7,7 +7,6 @@ from pathlib import Path
 
 from assay.harness.config import points_meant
 from assay.harness.errors import AssayError, EvidenceError, UsageError
-from assay.harness.extras import require
 from assay.harness.files import timestamp
 from assay.harness.ingest import (
     assay_run,
@@ -143,7 +142,6 @@ def compare(
         if same and both[0].run == both[1].run:
             raise twice
         if reader.results is not None:
-            require("reports", "assay compare with results")  # the tests of scores need scipy
             from assay.harness.ingest.compare_answers import compare_answers, compare_runs
 
             comparing = compare_runs if reader.id == "assay-run" else compare_answers
