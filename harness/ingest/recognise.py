@@ -7,7 +7,6 @@ from pathlib import Path
 
 from assay.harness.config import points_meant
 from assay.harness.errors import AssayError, EvidenceError, UsageError
-from assay.harness.extras import require
 from assay.harness.files import timestamp
 from assay.harness.ingest import (
     assay_run,
@@ -136,7 +135,6 @@ def compare(
         for side in both:
             _one_run(side)
         if reader.results is not None:
-            require("reports", "assay compare with results")  # the tests of scores need scipy
             from assay.harness.ingest.compare_answers import compare_answers, compare_runs
 
             comparing = compare_runs if reader.id == "assay-run" else compare_answers
