@@ -129,7 +129,6 @@ def report(
     if compares_features(path):
         raise typer.Exit(show_features(judge_invariance(InvarianceFolder(path)), path))
     if (path / MANIFEST).is_file():
-        require("reports", "assay report")
         from assay.harness.judge.build import build
 
         _refuse_running(path)
