@@ -202,7 +202,7 @@ class AttentionCall:
         k: keys [total_k, num_kv_heads, head_dim], cached prefix included.
         v: values [total_k, num_kv_heads, head_dim_v], cached prefix included.
         cu_seqlens_q: int32 [batch + 1]; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q.
-        cu_seqlens_k: int32 [batch + 1], the same for k and v; perhaps the same tensor, as engines pass it without a cached prefix.
+        cu_seqlens_k: int32 [batch + 1], the same for k and v; may be the same tensor.
         spec: the request.
         stored: k and v as the cache stores them, or None for a cache in the dtype of q.
     """
