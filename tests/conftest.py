@@ -367,9 +367,10 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @pytest.fixture
-def few_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experiments end after a number of calls, the same on a busy machine: for tests of something else, which need a few."""
-    monkeypatch.setattr("assay.harness.checks.check._spent", lambda *_: map(truediv, count(), repeat(20)).__next__)
+def few_experiments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments end after a number of calls, the module's EXPERIMENTS: for tests of something else, which need a few."""
+    most = getattr(request.module, "EXPERIMENTS", 20)
+    monkeypatch.setattr("assay.harness.checks.check._spent", lambda *_: map(truediv, count(), repeat(most)).__next__)
 
 
 @pytest.fixture
