@@ -176,6 +176,7 @@ def of_bisect(result: dict[str, Any]) -> str:
 
 
 def of_bench(result: dict[str, Any]) -> str:
+    result = result["latency"]
     rows = [
         f"{row['shape']} x {row['concurrency']} {row['metric']} {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         for row in result["rows"]
@@ -213,8 +214,8 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
         "layers": ([*DIFF, *large, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "layers-as-shipped": ([*DIFF, *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
         "bisect": (["bisect", "layers", *large, "--candidate", "faulty:one_layer"], 1, "bisect.json", of_bisect),
-        "latency": (["bench", *large, *SAGE, *SHAPES], 1, "bench.json", of_bench),  # time to first token
-        "offline-compiled": (["bench", *large, *SAGE, *OFFLINE, *COMPILED], 1, "bench.json", of_bench),
+        "latency": (["bench", *large, *SAGE, *SHAPES], 1, "report.json", of_bench),  # time to first token
+        "offline-compiled": (["bench", *large, *SAGE, *OFFLINE, *COMPILED], 1, "report.json", of_bench),
     }  # fmt: skip
 
 

@@ -261,8 +261,7 @@ SERVER_FLAGS = ("device", "engine", *ROLES, "model", "engine_arg")
 """Flags of every command that starts servers."""
 BENCH_FLAGS = (
     *SERVER_FLAGS, *(name for role in ROLES for name in _OF_SIDE[role]),
-    "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "data", "servers",
-    "startup_timeout",
+    "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "servers", "startup_timeout",
 )  # fmt: skip
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
 BISECT_FLAGS = (*SERVER_FLAGS, "data", "startup_timeout")

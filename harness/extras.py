@@ -14,7 +14,7 @@ from typing import Literal
 
 from assay.harness.errors import UsageError
 
-Extra = Literal["reports", "serve", "ray"]
+Extra = Literal["serve", "ray"]
 DISTRIBUTION = "assay-harness"
 """The name for pip. The package index has another project by the name of the command and of the import package."""
 
@@ -23,7 +23,7 @@ def require(extra: Extra, command: str) -> None:
     """Make sure that the packages of an extra and of the base install are installed, before a command starts anything.
 
     Args:
-        extra: "reports", "serve" or "ray".
+        extra: "serve" or "ray".
         command: the command that needs them, for the message, such as "assay run".
 
     Raises:

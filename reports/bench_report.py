@@ -1,4 +1,4 @@
-"""The document of a bench; its latency section is also part of a run's report."""
+"""The section of a report on latency."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from assay.reports.document import (
     Cell,
     Checks,
     Code,
-    Document,
     Drawing,
-    Facts,
-    Findings,
-    Items,
     Line,
     Section,
     Table,
@@ -23,44 +19,13 @@ from assay.reports.document import (
 from assay.reports.summary import latency_lines
 from assay.reports.svg import interval_chart
 from assay.reports.wording.latency import TIMES, ratio_text
-from assay.reports.wording.sides import sides_said
-from assay.reports.wording.verdict import headline, reasons
-from assay.reports.wording.written import worded_json
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
 
 
-def bench_document(result: LatencyResult) -> Document:
-    """Build the document of a benchmark: the verdict and its reasons, the findings, the ratios, and the environment."""
-    because = [one_line(reason, 600) for reason in reasons(result)]
-    why = Section("Why", [Items(because, ordered=True)], "why")
-    names = ("device", "hardware", "git", "model")
-    environment: list[tuple[Words, ...]] = [(name.capitalize(), getattr(result, name) or "–") for name in names]
-    environment.append(("Engine flags", Cell(" ".join(result.engine_args) or "–", code=True)))
-    facts = Facts([*environment, *result.packages.items()], "small")
-    return Document(
-        command="bench",
-        title=f"latency of {' against '.join(sides_said(result.treatment, result.reference, result.candidate))}",
-        verdict=result.verdict,
-        headline=headline(result),
-        created=result.created,
-        crumbs=[f"{result.seconds:.0f} s"],
-        body=[
-            Facts([(name, Cell(getattr(result, name), code=True)) for name in ("reference", "candidate", "model")]),
-            *([why] if because and result.verdict != "pass" else []),
-            Section("Findings", [Findings(result.findings)] if result.findings else [], "findings"),
-            latency_section(result),
-            Section("Environment", [facts], "environment", detail=True),
-        ],
-        foot=f"{result.schema_id}. Next to this file: bench.json, the complete result, and timings.jsonl, the time of every token.",
-        result=result,
-        json=worded_json,
-    )
-
-
 def latency_section(result: LatencyResult) -> Section:
-    """Build the section on latency: sentences, the ratios of all loads, answer lengths, checks, and the calls counted."""
+    """Build the section on latency: sentences, the ratios of all loads, checks, and the calls counted."""
     first, *lines = latency_lines(result)
     titles = "; ".join(f"{metric}: {TIMES[metric]}" for metric in dict.fromkeys(row.metric for row in result.rows))
     about = (
@@ -71,18 +36,6 @@ def latency_section(result: LatencyResult) -> Section:
     table = Table(_COLUMNS, list(map(_row, result.rows)), numbers=(2, 3, 4, 5), style="stacked", most=24)
     blocks: list[Block] = [*_interval(result), *(Line(line, "quiet") for line in [*lines, about]), table]
     details: list[Block] = [Section("", list(map(_load, result.loads)), style="split")]
-    if (lengths := result.lengths) is not None:
-        means = [
-            (Cell("reference", "reference"), f"{lengths.reference:.1f}", f"{lengths.reference_cut}"),
-            (Cell("candidate", "candidate"), f"{lengths.candidate:.1f}", f"{lengths.candidate_cut}"),
-        ]
-        note = (
-            f"{counted(lengths.prompts, 'prompt')}; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}. "
-            "The ratios "
-            "above were measured at one forced length."
-        )
-        columns = ("Role", "Mean tokens", "Ran to limit")
-        details.append(Table(columns, means, "Answer lengths when not forced", note, numbers=(1, 2)))
     if result.reference_calls or result.candidate_calls:
         tables: list[Block] = [
             Section("", [Line((Cell(role, role),)), calls_table(calls)])

@@ -13,7 +13,6 @@ from assay.reports.page import to_html
 _DOCUMENTS = {
     "KernelResult": ("check", "check_document"),
     "Report": ("run_report", "run_document"),
-    "LatencyResult": ("bench_report", "bench_document"),
     "InvarianceResult": ("invariance", "invariance_document"),
     "Comparison": ("compare", "compare_document"),
     "IngestResult": ("ingest", "ingest_document"),

@@ -21,7 +21,6 @@ from assay.harness.text import counted, one_line, percent, some, times
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 from assay.reports.wording import verdict
 from assay.reports.wording.latency import TIMES, ratio_text
-from assay.reports.wording.lengths import nothing_compared
 from assay.reports.wording.say import measured_of, say
 
 NOTHING = "–"
@@ -185,7 +184,7 @@ def _mass(row: LogitsRow) -> str:
 
 
 def latency_lines(latency: LatencyResult) -> list[str]:
-    """Summarise latency in a few sentences: the worst ratio and its floor, how many ratios are within the bound, answer lengths."""
+    """Summarise latency in a few sentences: the worst ratio and its floor, and how many ratios are within the bound."""
     lines = [say(latency.note)] if latency.note else []
     if (worst := worst_ratio(latency)) is not None:
         lines.append(
@@ -198,14 +197,6 @@ def latency_lines(latency: LatencyResult) -> list[str]:
         for verdict, words in (("pass", "below the bound"), ("regression", "above it"), ("inconclusive", "undecided"))
     ]
     lines.append(f"Of {len(latency.rows)} ratios: {', '.join(counted)}.")
-    if (lengths := latency.lengths) is not None:
-        differ = "they differ" if lengths.differ else "no significant difference"
-        if nothing := lengths.uninformative:
-            differ = f"{nothing_compared(nothing, lengths.prompts)}, so they prove nothing"
-        lines.append(
-            f"Answer lengths when not forced: candidate {lengths.candidate:.1f} tokens on average, reference "
-            f"{lengths.reference:.1f}; {differ}."
-        )
     return lines
 
 

@@ -52,13 +52,8 @@ _GROUPS = {
 COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
 """Commands in the order of ``assay --help``: the module of this package that defines it, and its line of help there."""
 
-EXTRAS: dict[str, Extra] = {
-    **dict.fromkeys(("run", "gate", "invariance"), "serve"),
-    **dict.fromkeys(("bench", "bisect"), "reports"),
-}
-"""Commands that need more than the base install, and the extra that provides it. Where bench and bisect start servers, they
-require "serve" themselves.
-"""
+EXTRAS: dict[str, Extra] = dict.fromkeys(("run", "gate", "invariance"), "serve")
+"""Commands that always need more than the base install, and the extra that provides it."""
 
 
 _INTERRUPTED = "assay: interrupted; there is no verdict, so this is not a pass."

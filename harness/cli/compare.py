@@ -21,8 +21,8 @@ def compare(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="The accepted file or folder, then the new one; or FILE::RUN if a file holds several runs.",
-            metavar="A [B]",
+            help="The accepted file or folder, then the new one.",
+            metavar="A B",
         ),
     ],
     margin: Annotated[
@@ -55,12 +55,12 @@ def compare(
 
     Exit codes: 0 B is as good as A, or equal to it; 1 it is not; 2 usage error; 3 no verdict.
     """
-    if results[2:]:
-        raise UsageError(
-            f"{len(results)} results were named.", "two results, the accepted one first", "compare them in pairs"
-        )
-    a, b = results[0], results[1] if results[1:] else None
-    if b and (compared := _compare_fingerprints(a, b, allow or [])) is not None:
+    if len(results) != 2:
+        named = f"Only {results[0]} was named." if len(results) == 1 else f"{len(results)} results were named."
+        do = "name the other one too" if len(results) == 1 else "compare them in pairs"
+        raise UsageError(named, "two results, the accepted one first", do)
+    a, b = results
+    if (compared := _compare_fingerprints(a, b, allow or [])) is not None:
         raise typer.Exit(deliver(compared))
     if allow:
         raise UsageError("--allow does nothing with these files.", "--allow with two fingerprints", "leave it out")

@@ -14,7 +14,7 @@ from assay.harness.cli.output import deliver, new_folder, progress, say, write_a
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import require
-from assay.harness.files import LOCK, lock_folder, write_whole
+from assay.harness.files import LOCK, lock_folder
 from assay.harness.interruption import too_late
 from assay.harness.sides import BUILTIN_MODEL, Engine
 from assay.harness.text import did_you_mean
@@ -98,23 +98,12 @@ def _show(made: Report, folder: Path, interrupted: str = "") -> None:
 @spec_flags(BENCH_FLAGS, hidden=("servers",))  # it needs both servers at the same time
 def bench(
     flags: dict[str, Any],
-    out: Annotated[Path | None, typer.Option(help="A new folder for the timings.", callback=new_folder)] = None,
+    out: Out = None,
     config: Config = None,
 ) -> None:
-    """Time both servers side by side and judge the ratio of their times."""
+    """Time both servers side by side and judge the ratio of their times: a run of the suite latency alone."""
     require("serve", "assay bench")
-
-    from assay.harness.run.run import bench_servers
-    from assay.harness.run.run_folder import default_folder
-    from assay.reports.bench_report import bench_document
-
-    spec = make_spec(flags, config)
-    folder = out or Path(f"{default_folder(spec.candidate.backend)}-bench")
-    with progress() as display:
-        result = bench_servers(spec, folder, display=display)
-    document = bench_document(result)
-    write_whole(folder / "bench.json", document.json(result) + "\n")
-    raise typer.Exit(deliver(document, folder / "bench.html"))
+    raise typer.Exit(run_and_report(make_spec(flags, config).changed(suites=("latency",)), out).exit_code)
 
 
 @app.command()
@@ -140,7 +129,6 @@ def report(
     if compares_features(path):
         raise typer.Exit(show_features(judge_invariance(InvarianceFolder(path)), path))
     if (path / MANIFEST).is_file():
-        require("reports", "assay report")
         from assay.harness.judge.build import build
 
         _refuse_running(path)

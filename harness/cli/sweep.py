@@ -13,7 +13,6 @@ from assay.harness.cli.app import app, as_given, load_command
 from assay.harness.cli.output import deliver, new_folder, progress, say
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, expectation, make_spec
 from assay.harness.errors import ExitCode, UsageError
-from assay.harness.extras import require
 from assay.harness.interruption import too_late
 from assay.harness.text import counted
 
@@ -62,7 +61,6 @@ def sweep(
 
     Run the same sweep in the same folder again to run only unfinished and failed cells. The exit code is the worst cell's.
     """
-    require("reports", "assay sweep")
     from assay.harness.drivers.sweep.cells import cells_of
     from assay.harness.drivers.sweep.run import ended_in, gpus_here, run_sweep
     from assay.harness.drivers.sweep.spec import make_spec as sweep_spec

@@ -1,4 +1,4 @@
-"""A bench's folder: ``manifest.json``, ``timings.jsonl``, ``lengths.jsonl``, both servers' counters, fingerprints and logs, and
+"""A bench's folder, in its run's: ``manifest.json``, ``timings.jsonl``, both servers' counters, fingerprints and logs, and
 ``end.json``, which seals them.
 """
 
@@ -56,8 +56,8 @@ class Timing(Stream):
 
 
 _FOLDER = "bench"
-TIMINGS, LENGTHS = "timings.jsonl", "lengths.jsonl"
-"""Files of lines: one `Timing` per line; and answers whose length was not forced."""
+TIMINGS = "timings.jsonl"
+"""File of lines: one `Timing` per line."""
 
 
 class BenchManifest(Origin):

@@ -42,7 +42,7 @@ _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 # Suffixes of evidence. Logs and files that a reader adds are not evidence.
 _SEALED = frozenset({".json", ".jsonl", ".safetensors", ".i64"})
 # Files that hold the seal, or that are rebuilt from evidence.
-_NOT_SEALED = frozenset({"progress.json", "end.json", "counters.json", "report.json", "bench.json", "invariance.json"})
+_NOT_SEALED = frozenset({"progress.json", "end.json", "counters.json", "report.json", "invariance.json"})
 _MOST_NAMES = 3
 
 

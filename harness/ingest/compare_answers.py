@@ -7,8 +7,8 @@ from itertools import islice
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.assay_run import basis_of, report_of
-from assay.harness.ingest.comparison import OFF_SCALE, SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
-from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, Pairing, decide_either_way, pair_tasks
+from assay.harness.ingest.comparison import SIDES, UNDECIDED, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
+from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, Pairing, decide_pairs, pair_tasks
 from assay.harness.ingest.result import FormatReader
 from assay.harness.ingest.result_set import ReadResults
 from assay.harness.judge.answer_lengths import (
@@ -56,8 +56,6 @@ def compare_answers(
     # Only scores from 0 to 1 can be pooled, so perplexities cannot.
     pooled = [each for each in firsts if not each.of_perplexity]
     pairs = [pair for each in pooled for pair in each.pairs]
-    either_way = any(each.either_way for each in pooled)
-    turned = [pair for each in pooled for pair in each.turned] if either_way else pairs
     rule = Rule(margin, _ALPHA, _ALPHA / max(1, len(paired) + (len(firsts) > 1)), loss_suffices=True)
     adaptive = any(score.adaptive for score in (*mine.values(), *theirs.values()))
     tasks = [each.decide(rule, adaptive) for each in paired]
@@ -65,16 +63,16 @@ def compare_answers(
     if leading and (len(leading) == 1 or not pooled):
         overall = min(leading, key=lambda task: (WORST_FIRST.index(task.verdict), -task.loss))
     else:
-        overall = decide_either_way(pairs, turned, rule, adaptive)
+        overall = decide_pairs(pairs, rule, adaptive)
     lengths = _lengths(pairs)
     answers = ComparedAnswers(
         margin=margin, alpha=_ALPHA, overall=overall, tasks=tuple(tasks), lengths=lengths,
         flips=tuple(islice(_flips(firsts), _FLIPS_SHOWN)),
     )  # fmt: skip
-    no_measure = "failed" if a_failed else "gain" if overall.high < 0 and not overall.either_way else ""
-    checked = [task for task in tasks if task in leading or any(gap.id == OFF_SCALE for gap in task.unpaired)]
+    no_measure = "failed" if a_failed else "gain" if overall.high < 0 else ""
+    checked = [task for task in tasks if task in leading or any(gap.id in UNDECIDED for gap in task.unpaired)]
     # A result compared with a copy of itself would always pass.
-    same = left.run == right.run and left.source.is_copy_of(right.source)
+    same = left.source.is_copy_of(right.source)
     checks = [
         *_checks(reader, left, right, checked, firsts),
         *_ends_checks(lengths, pairs, no_measure),
@@ -137,7 +135,7 @@ def _flips(pairings: Sequence[Pairing]) -> Iterator[AnswerFlip]:
     """Yield the documents that the sides did not answer equally well."""
     for task, (a, b) in ((each, pair) for each in pairings for pair in each.pairs):
         if lost := (a.score or 0.0) - (b.score or 0.0):
-            direction = "changed" if task.either_way else "lost" if lost > 0 else "gained"
+            direction = "lost" if lost > 0 else "gained"
             texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
             kept = {name: text[: 5 * _TEXT_KEPT if name == "question" else _TEXT_KEPT] for name, text in texts.items()}
             yield AnswerFlip.model_validate({"task": task.a.task, "key": a.key, "direction": direction, **kept})
@@ -172,8 +170,12 @@ def _checks(
         if score.stated and (mean := score.accuracy) is not None
         if abs(score.stated.value - mean) > _ROUNDED * max(1, abs(mean))
     ]
-    gaps = [(gap.count, gap.id, task.task, gap.examples) for task in tasks for gap in task.unpaired]
-    gaps = [gap for gap in gaps if gap[1] != BEYOND_STOP]
+    gaps = [
+        (gap.count, gap.id, task.name if gap.id in UNDECIDED else task.task, gap.examples)
+        for task in tasks
+        for gap in task.unpaired
+        if gap.id != BEYOND_STOP
+    ]
     unread = left.unread + right.unread
     pairs = sum(len(each.pairs) for each in pairings)
     yield Requirement("scores-agree", sides=SIDES).met(not apart, state("stated-scores", apart=apart))

@@ -15,8 +15,10 @@ from assay.harness.verdict import Check, Decided, Verdict
 
 ComparedKind = Literal["answers", "runs", "tensors", "trace"]
 SIDES = ("A", "B")
-OFF_SCALE = "off-scale"
-"""Documents whose score is outside 0 to 1 and 0 to 100, such as a difference: they cannot be paired."""
+UNDECIDED = ("off-scale", "no-direction")
+"""Documents whose score cannot be decided by pairs: it is outside 0 to 1 and 0 to 100, such as a difference, or nobody records
+which way is better.
+"""
 LISTED = 200
 """Most differing tensors, and most unpaired names, that a result lists. The rest are only counted."""
 
@@ -34,9 +36,7 @@ class AnswerFlip(Part):
 
     task: str
     key: str
-    direction: Literal["lost", "gained", "changed"] = Field(
-        description='"changed" if it is not recorded which way is better'
-    )
+    direction: Literal["lost", "gained"]
     question: str = ""
     target: str
     a: str
@@ -54,8 +54,6 @@ class ComparedTask(Part):
     # "exact": a single look; "betting": valid at any stopping time; "bootstrap": a perplexity, with loss = ratio - 1;
     # "unpaired": scores whose answers cannot be paired.
     test: Literal["exact", "betting", "bootstrap", "unpaired"] = "exact"
-    # A pass holds either way, and a change is not a regression.
-    either_way: bool = Field(False, description="it is not recorded which way is better")
     pairs: int = 0
     again: int = Field(0, description="pairs beyond the first of a document; a document's pairs count once")
     a: float = Field(0.0, description="mean score")
@@ -160,7 +158,7 @@ class Comparison(Decided, Worded):
 
     words = ("headline", "reasons", "covers")
 
-    schema_id: Literal["assay.compare/4"] = Field("assay.compare/4", alias="schema")
+    schema_id: Literal["assay.compare/5"] = Field("assay.compare/5", alias="schema")
 
     created: str = Field(description="ISO 8601, UTC")
     kind: ComparedKind

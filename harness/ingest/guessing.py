@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -106,9 +105,6 @@ def _finding(each: TaskScore, shared: float) -> CitedFinding:
 
 def at_most(k: int, n: int, p: float) -> float:
     """Compute the probability of at most `k` of `n` independent events of probability `p` each, strictly between 0 and 1."""
-    # scipy has this, but the base install, which reads logs, does not include scipy.
-    logs = (
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * math.log(p) + (n - i) * math.log1p(-p)
-        for i in range(min(k, n) + 1)
-    )
-    return min(1.0, math.fsum(map(math.exp, logs)))
+    from scipy.special import bdtr  # takes 0.2 s to import
+
+    return float(bdtr(min(k, n), n, p))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from assay.harness.ingest.mlc_rules import DECODE, JUMP_FORWARD, PREFILL, RULES, Violation, violations
 from assay.harness.ingest.result import (
@@ -24,7 +24,6 @@ from assay.harness.ingest.result import (
     CitedFinding,
     Excerpt,
     Fact,
-    FactTable,
     FileDocument,
     FileRead,
     FormatReader,
@@ -45,20 +44,10 @@ _PREFILLS = (
 _DECODES = (
     "single_batch_decode_func_ decode_func_ single_batch_decode_to_last_hidden_func_ decode_to_last_hidden_func_"
 ).split()
-_OTHER_CALLS = (
-    "kv_cache_get_num_available_pages_func_ kv_cache_get_total_sequence_length_func_ kv_cache_popn_func_ "
-    "kv_cache_remove_sequence_func_ kv_cache_commit_accepted_token_tree_nodes_func_ kv_cache_disagg_mark_send_func_ "
-    "kv_cache_disagg_prepare_recv_func_ image_embed_func_ fuse_embed_hidden_func_ apply_bitmask_func_ apply_logit_bias_func_ "
-    "apply_penalty_func_ batch_get_logits_func_ get_logits_func_ batch_select_last_hidden_func_ gather_hidden_states_func_ "
-    "scatter_hidden_states_func_ gather_probs_func_ scatter_probs_func_ gpu_argsort_probs_func_ gpu_renormalize_by_top_p_func_ "
-    "gpu_sampler_take_probs_func_ gpu_verify_draft_tokens_func_ nd_copy_embedding_to_offset_func_ nd_get_shape_func_ nd_view_func_ "
-    "tuple_getitem_func_ create_kv_cache_func_ create_rnn_state_func_ alloc_embedding_tensor_func_ cuda_graph_alloc_init_func_ "
-    "reset_kv_cache_func_"
-).split()
 # The mark of an engine that restarts: all that it was doing is over.
 _RELOAD = "***Reload engine***"
 _ENGINE, _NOTE, _OUTPUT = "[engine debug] ", "[debug] ", "MLC-LLM Output: "
-_REQUEST_MARK = re.compile(r"# [A-Z]+ REQUEST")
+_REQUEST_MARK, _CALL = re.compile(r"# [A-Z]+ REQUEST"), re.compile(rf"{re.escape(_ENGINE)}(\w+_func_)")
 # Most unknown lines quoted, most rows in a table, and most findings for one rule.
 _SHOWN, _ROWS_SHOWN, _VIOLATIONS_SHOWN = 5, 100, 5
 # How a request got its sequence.
@@ -191,7 +180,7 @@ class StepTrace:
 _CALLS: dict[str, Iterable[str]] = {
     "A": (ADD, FORK), "(": ("kv_cache_begin_forward_func_",), ")": ("kv_cache_end_forward_func_",), "e": ("embed_func_",),
     "s": ("softmax_func_",), "g": ("gpu_multinomial_from_uniform_func_", "gpu_sample_with_top_p_func_"),
-    "m": _PREFILLS, "c": _DECODES, "v": ("verify_func_", "verify_to_last_hidden_func_"), "": _OTHER_CALLS,
+    "m": _PREFILLS, "c": _DECODES, "v": ("verify_func_", "verify_to_last_hidden_func_"),
 }  # fmt: skip
 _FIXED = {
     "": TraceLine(""),
@@ -213,6 +202,8 @@ def _line_of(text: str) -> TraceLine | None:
         return known
     if text.startswith(_OUTPUT):
         return TraceLine("o", name=text.removeprefix(_OUTPUT), text=text)
+    if call := _CALL.fullmatch(text):  # that no rule is about
+        return TraceLine("", "call", call[1])
     return TraceLine("") if text.startswith(_NOTE) or _REQUEST_MARK.fullmatch(text) else None
 
 
@@ -297,8 +288,7 @@ def _read(source: SourceFile) -> FileDocument:
         for line in lines
     }
     return FileDocument(
-        file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_calls(trace),),
-        findings=tuple(_findings(trace, texts)), timeline=timeline(trace),
+        file=trace.file, facts=tuple(_facts(trace, texts)), findings=tuple(_findings(trace, texts)), timeline=timeline(trace),
     )  # fmt: skip
 
 
@@ -346,27 +336,6 @@ def _facts(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[Fact]:
             at, until = track.output_at
             cite = Excerpt(first=at, last=until, text=texts.get(at, ""))
             yield Fact(id=f"{slug}-output", title=f"Answer to {track.name}", text=track.output, cites=(cite,))
-
-
-def _calls(trace: StepTrace) -> FactTable:
-    segments = [trace.setup, *(segment for track in trace.tracks for segment in track.segments)]
-    counts = Counter((segment.kind, line.name) for segment in segments for line in segment.lines if line.kind != "mark")
-    kinds = [kind for kind in get_args(_SegmentKind) if any(key[0] == kind for key in counts)]
-    totals = Counter[str]()
-    for (_, name), count in counts.items():
-        totals[name] += count
-    names = sorted(totals, key=lambda name: (-totals[name], name))
-    rows = tuple(
-        (name, *(f"{counts[kind, name]:,}" for kind in kinds), f"{totals[name]:,}") for name in names[:_ROWS_SHOWN]
-    )
-    title, columns = "Actions and calls, by the phase of their segment", ("name", *kinds, "all")
-    return FactTable(
-        id="calls",
-        title=title,
-        columns=columns,
-        rows=rows,
-        note=f"{len(names) - _ROWS_SHOWN:,} more are not shown" if len(names) > _ROWS_SHOWN else "",
-    )
 
 
 READER = FormatReader("mlc-llm-actions", "MLC-LLM engine trace", _recognises, _read, steps=_read_steps)

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from assay.harness.ingest.asked import Differences, differences
-from assay.harness.ingest.comparison import OFF_SCALE, SIDES, ComparedTask, Unpaired
+from assay.harness.ingest.comparison import SIDES, UNDECIDED, ComparedTask, Unpaired
 from assay.harness.ingest.result_set import ResultItem, ResultSet, StatedScore, perplexity
 from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, state_accuracy
 from assay.harness.statement import Statement, state
@@ -65,11 +65,6 @@ class Pairing:
         return told.pop() if len(told) == 1 else None
 
     @property
-    def either_way(self) -> bool:
-        """True if there are pairs, but it is not recorded which way is better."""
-        return bool(self.pairs) and self.higher_is_better is None
-
-    @property
     def differs(self) -> tuple[Statement, ...]:
         """The differences that make it a different question in B, and differences of limits."""
         return (*self.differences.other, *self.differences.limits)
@@ -79,13 +74,6 @@ class Pairing:
         """True if the pairs have log-likelihoods instead of scores."""
         return bool(self.pairs) and self.pairs[0][0].loglikelihood is not None
 
-    @property
-    def turned(self) -> list[ItemPair]:
-        """The pairs, inverted as if lower were better, if it is not recorded which way is."""
-        if not self.either_way:
-            return self.pairs
-        return [(_as_share(a, 1, turned=True), _as_share(b, 1, turned=True)) for a, b in self.pairs]
-
     def decide(self, rule: Rule, adaptive: bool) -> ComparedTask:
         """Decide about this score alone. For `adaptive`, see `decide_pairs`."""
         differs = self.differs
@@ -93,13 +81,13 @@ class Pairing:
             "task": self.a.task, "metric": self.a.metric, "shots": self.a.asked.shots, "again": self.again, "differs": differs,
             "unpaired": tuple(self.unpaired),
         }  # fmt: skip
-        if self.differences.other or any(gap.id in ("no-samples", OFF_SCALE) for gap in self.unpaired):
+        if self.differences.other or any(gap.id in ("no-samples", *UNDECIDED) for gap in self.unpaired):
             decided = _decide_unpaired(self, rule)
             known["why"] = (*([state("not-same-question", differs=differs)] if differs else []), *decided.why)
         elif self.of_perplexity:
             decided = _decide_perplexity(self.pairs, rule)
         else:
-            decided = decide_either_way(self.pairs, self.turned, rule, adaptive)
+            decided = decide_pairs(self.pairs, rule, adaptive)
             known |= {"a": 1 - decided.a, "b": 1 - decided.b} if self.higher_is_better is False else {}
         return decided.model_copy(update=known)
 
@@ -145,9 +133,12 @@ def pair_tasks(a: ResultSet, b: ResultSet) -> Pairing:
         pairing.leave("no-samples", max(side.score.questions for side in (a, b) if side.score))
         return pairing
     if not all(0 <= score <= top for side in (a, b) for score in side.scores):
-        pairing.leave(OFF_SCALE, len(a.items))
+        pairing.leave("off-scale", len(a.items))
         return pairing
-    lower = pairing.higher_is_better is False
+    if pairing.higher_is_better is None:
+        pairing.leave("no-direction", len(a.items))
+        return pairing
+    lower = not pairing.higher_is_better
     mine, theirs = ([_as_share(item, top, turned=lower) for item in side.items] for side in (a, b))
     if a.adaptive and b.adaptive:
         shared = min(len(mine), len(theirs))
@@ -199,30 +190,6 @@ def _guessing(pairs: Sequence[ItemPair]) -> float:
     letters = ((mine.target, _LETTER.match(mine.target)) for mine, _ in pairs)
     counted = Counter(letter[1] if letter else target for target, letter in letters)
     return max(counted.values()) / len(pairs) if counted and any(counted) else 0.0
-
-
-def decide_either_way(
-    pairs: Sequence[ItemPair], turned: Sequence[ItemPair], rule: Rule, adaptive: bool = False
-) -> ComparedTask:
-    """Decide by paired scores whose better direction may be unknown: a verdict must hold in both directions.
-
-    Args:
-        pairs: the scores as if higher were better.
-        turned: the scores as if lower were better, or `pairs` itself if the direction is recorded.
-        rule: the rule of the test.
-        adaptive: see `decide_pairs`.
-    """
-    made = decide_pairs(pairs, rule, adaptive)
-    if turned is pairs or not pairs:
-        return made
-    other = decide_pairs(turned, rule, adaptive)
-    verdicts = {made.verdict, other.verdict}
-    outcome = "changed" if "regression" in verdicts else "within" if verdicts == {"pass"} else "undecided"
-    numbers = {name: getattr(made, name) for name in ("a", "b", "low", "high")}
-    why = [state("score-either-way", outcome=outcome, level=1 - 2 * rule.alpha, margin=rule.margin, **numbers)]
-    why += [said for said in (*made.why, *other.why) if said.id in ("answers-unparsed", "no-headroom")][:1]
-    verdict: Verdict = made.verdict if len(verdicts) == 1 else "inconclusive"
-    return made.model_copy(update={"verdict": verdict, "why": tuple(why), "either_way": True})
 
 
 def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) -> ComparedTask:
@@ -327,7 +294,7 @@ def _decide_unpaired(pairing: Pairing, rule: Rule) -> ComparedTask:
     worse = not pairing.differs and higher is not None and shown.get("p_regression", 1.0) <= rule.regression_alpha
     return ComparedTask(
         task="", verdict="regression" if worse else "inconclusive", why=(why,), test="unpaired", a=before.value, b=after.value,
-        a_error=before.error, b_error=after.error, loss=sign * (before.value - after.value), either_way=higher is None, **shown,
+        a_error=before.error, b_error=after.error, loss=sign * (before.value - after.value), **shown,
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from assay.harness.config import points_meant
 from assay.harness.errors import AssayError, EvidenceError, UsageError
-from assay.harness.extras import require
 from assay.harness.files import timestamp
 from assay.harness.ingest import (
     assay_run,
@@ -26,7 +25,7 @@ from assay.harness.ingest.tensor_diff import TensorRule, diff_tensors
 from assay.harness.ingest.trace_diff import diff_traces
 from assay.harness.policy import WIDEST_MARGIN
 from assay.harness.reading import reading
-from assay.harness.text import counted, listed, one_line
+from assay.harness.text import listed, one_line
 from assay.harness.verdict import Verdict
 
 READERS: tuple[FormatReader, ...] = (
@@ -95,7 +94,7 @@ def _verdict(documents: Iterable[FileDocument]) -> Verdict:
 
 def compare(
     a: str | Path,
-    b: str | Path | None = None,
+    b: str | Path,
     margin: float = 0.02,
     tensors: TensorRule | None = None,
     metric: str = "",
@@ -104,8 +103,8 @@ def compare(
     """Compare two results, runs, files of tensors or traces: is B as good as A, or equal to it?
 
     Args:
-        a: the accepted result: a file or folder, or ``FILE::RUN`` to select a run by its number or a part of its name.
-        b: the new result, or None for the second of two runs in `a`.
+        a: the accepted result: a file or folder.
+        b: the new result.
         margin: for answers, the largest loss of the mean score that passes, as a fraction.
         tensors: how to compare tensors; by default, within rounding to their dtype.
         metric: which score counts, for tools that write several.
@@ -121,11 +120,9 @@ def compare(
             f"more than 0 and at most {WIDEST_MARGIN:g}, as a fraction",
             points_meant("--margin", margin) or "give another value, or leave it out",
         )
-    (path_a, run_a), (path_b, run_b) = (_named_run(a), _named_run(b)) if b else ((Path(a), "1"), (Path(a), "2"))
-    twice = UsageError(f"{path_a} was named twice.", "two results", "name the other one")
-    same = path_a.resolve() == path_b.resolve()
-    if same and run_a == run_b:
-        raise twice
+    path_a, path_b = Path(a), Path(b)
+    if path_a.resolve() == path_b.resolve():
+        raise UsageError(f"{path_a} was named twice.", "two results", "name the other one")
     sources = SourceFile.of(path_a), SourceFile.of(path_b)
     with reading(f"{path_a} or {path_b}", "file that can be compared"):
         reader, other = map(_reader_of, sources)
@@ -135,15 +132,9 @@ def compare(
                 "two results of one tool", "run the same tool on both",
             )  # fmt: skip
         both = [reader.results(source, metric) if reader.results else ReadResults(source) for source in sources]
-        if b is None and (held := len(_runs(both[0]))) != 2:
-            only = f"Only {a} was named, which holds {counted(max(held, 1), 'result')}."
-            raise UsageError(only, "two results, the accepted one first", "name the other one too")
-        for side, run in zip(both, (run_a, run_b), strict=True):
-            _take_run(side, run)
-        if same and both[0].run == both[1].run:
-            raise twice
+        for side in both:
+            _one_run(side)
         if reader.results is not None:
-            require("reports", "assay compare with results")  # the tests of scores need scipy
             from assay.harness.ingest.compare_answers import compare_answers, compare_runs
 
             comparing = compare_runs if reader.id == "assay-run" else compare_answers
@@ -155,37 +146,18 @@ def compare(
     return result.model_copy(update={"reproduce": reproduce})
 
 
-def _named_run(path: str | Path) -> tuple[Path, str]:
-    """Split ``FILE::RUN`` into the file and RUN, which may be empty."""
-    file, colons, run = str(path).rpartition("::")
-    return (Path(file), run) if colons and not Path(path).exists() else (Path(path), "")
-
-
-def _runs(made: ReadResults) -> list[str]:
-    return list(dict.fromkeys(score.run for score in made.sets))
-
-
-def _take_run(side: ReadResults, named: str) -> None:
-    """Keep the scores of the named run only. A single run in a file has no name.
+def _one_run(side: ReadResults) -> None:
+    """Raise if a file holds several runs, or several values of a score: a tool was run twice, or its outputs were joined.
 
     Raises:
-        UsageError: the file holds several runs, and `named` does not select exactly one.
+        UsageError: the file holds several runs.
         EvidenceError: the run has two values of the same score.
     """
-    path, runs = side.source.path, _runs(side)
-    matching = runs
-    if named or len(runs) > 1:
-        matching = [run for number, run in enumerate(runs, 1) if named == str(number)]
-        matching = matching or [run for run in runs if named and named in run]
-        if len(matching) != 1:
-            names = [f"{path}::{number} for {one_line(run, 80) or 'all of it'}" for number, run in enumerate(runs, 1)]
-            holds = f"{path} holds {len(matching or runs)} runs{f' that match {named!r}' if matching else ''}."
-            raise UsageError(
-                f"{path} has no run {named!r}." if named and not matching else holds, "one run",
-                f"name it by its number, or by a part of its name: {'; '.join(names)}" if names else "name the file",
-            )  # fmt: skip
-    side.run = matching[0] if matching else ""
-    side.sets = [score for score in side.sets if score.run == side.run]
+    path, runs = side.source.path, dict.fromkeys(score.run for score in side.sets)
+    if len(runs) > 1:
+        named = listed([one_line(run, 80) for run in runs])
+        do = "name the results file of one run, or copy its table into a file"
+        raise UsageError(f"{path} holds {len(runs)} runs: {named}.", "one run", do)
     if twice := [score for score in side.sets if side.scores[score.name] != score]:
         says = f"{path} has several scores of {twice[0].name} in one run."
         raise EvidenceError(says, "one of each task, filter and metric", "copy one of its tables into a file")

@@ -172,7 +172,6 @@ class ReadResults:
         unread: number of other units, which `refuse` counts and quotes.
         notes: caveats that a person must know to trust the numbers.
         findings: faults that the file shows by itself.
-        run: the run that is compared.
     """
 
     source: SourceFile
@@ -183,7 +182,6 @@ class ReadResults:
     excerpts: list[Excerpt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     findings: list[CitedFinding] = field(default_factory=list)
-    run: str = ""
 
     @property
     def scores(self) -> dict[str, ResultSet]:

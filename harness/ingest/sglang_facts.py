@@ -14,7 +14,6 @@ from assay.harness.tracebacks import Traceback
 
 # Most distinct notices kept. Even a long log has few, unless every notice has a different text.
 _KEPT = 10_000
-_THROUGHPUT = re.compile(r"gen throughput \(token/s\): ([\d.]+)(?=,|$)")
 # Fewest sequences in a batch, or answers without a batch between them, that count as a wave.
 _WAVE = 4
 # SGLang's default ``decode_log_interval``.
@@ -27,20 +26,19 @@ class Server:
 
     Attributes:
         arguments: the arguments as text, or empty if the log does not have them.
-        whole: whether the list of arguments is complete.
         test: index of the test in which it started, or -1.
         decode_steps: lines of decode batches x ``decode_log_interval``.
         decode_tokens: the sum of running requests x ``decode_log_interval`` over these lines.
         bursts: requests answered with no batch between them, and the decode steps from the last wave of prefills (4 sequences or
             more) to the first of these answers. Lines of decode batches give the steps, so they are a multiple of
             ``decode_log_interval``.
-        facts: numbers from its start, by a stable name: the text and the lines.
+        graph_batches: the batch sizes of its CUDA graphs, as text, or empty.
+        graph_memory: the memory of these graphs, as text with a unit, or empty, and the line that states it.
     """
 
     number: int
     line: int
     arguments: dict[str, str]
-    whole: bool = True
     test: int = -1
     prefills: CitedLines = field(default_factory=CitedLines)
     sequences: int = 0
@@ -51,11 +49,11 @@ class Server:
     decode_graph: int = 0
     decode_steps: int = 0
     decode_tokens: int = 0
-    throughput: float = 0.0
     answered: CitedLines = field(default_factory=CitedLines)
     refused: CitedLines = field(default_factory=CitedLines)
     bursts: list[tuple[CitedLines, int]] = field(default_factory=list)
-    facts: dict[str, tuple[str, CitedLines]] = field(default_factory=dict)
+    graph_batches: str = ""
+    graph_memory: tuple[str, CitedLines] = ("", CitedLines())
     _wave: int = 0
     _burst: CitedLines = field(default_factory=CitedLines)
 
@@ -85,8 +83,6 @@ class Server:
         self.decode_graph += "graph: True" in text
         self.decode_steps += interval
         self.decode_tokens += running * interval
-        if rate := _THROUGHPUT.search(text):
-            self.throughput = max(self.throughput, float(rate[1]))
 
     def request(self, number: int, text: str, status: str) -> None:
         """Count a request for an answer, by its HTTP status."""
@@ -105,19 +101,17 @@ class Server:
 
 @dataclass
 class Test:
-    """A test: its outcome in lower case (empty while unknown), and its first and last time in the log."""
+    """A test, and its outcome in lower case, which is empty while unknown."""
 
     id: str
     line: int
     outcome: str = ""
     outcome_line: int = 0
-    began: str = ""
-    ended: str = ""
 
 
 @dataclass(frozen=True)
 class LogMetric:
-    """A named number: a ``[METRIC]`` line, or a line such as "Score: 0.125"."""
+    """A named number: a ``[METRIC]`` line, or a line such as "Score: 0.125" or "Output token throughput (tok/s): 96.49"."""
 
     name: str
     value: float
@@ -133,8 +127,9 @@ class Log:
         ids: index of each test by its id.
         groups: the scores by group in a line, the line, and the test.
         bars: a progress bar's last value and its line, by test, label and total.
-        blocks: benchmark tables: the title, and each row's name, value and line.
-        notices: lines that may matter, by kind and text.
+        unread: lines that begin like a line with a fact, but that cannot be read.
+        notices: lines that matter by themselves, by kind and text.
+        of_sglang: number of lines that SGLang logged.
         of_vllm: number of pieces of lines that vLLM logged.
         printed: tables of scores that lm-eval printed.
         disordered: lines whose time is more than two seconds earlier than the one before.
@@ -150,16 +145,13 @@ class Log:
     groups: list[tuple[dict[str, float], CitedLines, int]] = field(default_factory=list)
     traces: list[tuple[Traceback, int]] = field(default_factory=list)
     bars: dict[tuple[int, str, int], tuple[int, int]] = field(default_factory=dict)
-    blocks: list[tuple[str, list[tuple[str, str, int]]]] = field(default_factory=list)
-    commands: list[CitedLines] = field(default_factory=list)
     notices: dict[tuple[str, str], CitedLines] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     summary: tuple[str, int] = ("", 0)
     disordered: CitedLines = field(default_factory=CitedLines)
+    of_sglang: int = 0
     of_vllm: int = 0
     printed: PrintedTables = field(default_factory=PrintedTables)
-    began: str = ""
-    ended: str = ""
     answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))
 
     def name_of(self, test: int, outside: str = "the log") -> str:

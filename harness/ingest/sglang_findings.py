@@ -290,21 +290,19 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     handed = server.arguments.get("decode_attention_backend", "None").strip("'")
     evidence.append(f"decode_attention_backend is {handed}")
     # If the reference's graphs for the same batches take equal memory, the kernel is probably the same.
-    batches, memory = server.facts.get("graph batches"), server.facts.get("graph memory")
-    alike = [
-        twin.facts.get("graph memory")
-        for twin in log.servers
-        if twin.backend == reference and (twin.facts.get("graph batches") or ("",))[0] == (batches or ("",))[0]
-    ]
-    same = alike[0] if memory and alike else None
-    if memory and same and memory[0] == same[0]:
-        evidence.append(f"its decode graphs take as much memory as those of {reference}: {memory[0]}")
-    rates = [rate for _, rows in log.blocks for name, rate, _ in rows if "utput token throughput" in name][:1]
+    memory, of_own = server.graph_memory
+    twins = [twin for twin in log.servers if (twin.backend, twin.graph_batches) == (reference, server.graph_batches)]
+    same = (
+        next((twin.graph_memory[1] for twin in twins[:1] if memory == twin.graph_memory[0]), None) if memory else None
+    )
+    if same:
+        evidence.append(f"its decode graphs take as much memory as those of {reference}: {memory}")
+    rates = [metric for metric in log.metrics if "utput token throughput" in metric.name][:1]
     said = f"that the log reports is for decode, so it may not be {candidate}'s"
-    evidence += [f"the throughput of {rate} tok/s {said}" for rate in rates]
+    evidence += [f"the throughput of {rate.value:g} tok/s {said}" for rate in rates]
     hands = f", which {candidate} must leave to another backend." if candidate in _NO_DECODE_KERNEL else "."
     says = f"The log does not state which kernel computed decode with {candidate}{hands}"
-    cites = [*(server.decodes for server in own), *(fact[1] for fact in (memory, same) if fact)]
+    cites = [*(server.decodes for server in own), of_own, *([same] if same else [])]
     yield _finding("decode-not-shown", candidate, says, evidence, cites)
 
 

@@ -11,24 +11,21 @@ from collections.abc import Iterable
 from assay.harness.engines import failures
 from assay.harness.ingest.lm_eval import is_table, table_results
 from assay.harness.ingest.result import CitedLines, Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
-from assay.harness.ingest.sglang_facts import PER_SERVER, Log, Server, Test, differing_arguments
+from assay.harness.ingest.sglang_facts import PER_SERVER, Log, Server, differing_arguments
 from assay.harness.ingest.sglang_findings import cite, findings, next_steps
 from assay.harness.ingest.sglang_patterns import VLLM_SIGN
-from assay.harness.ingest.sglang_reader import read_log, seconds_between
+from assay.harness.ingest.sglang_reader import read_log
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.text import one_line, percent, ranges
+from assay.harness.text import one_line, percent
 
 # Most rows in a table, and most excerpts of unread lines.
 _SHOWN = 50
 _SERVER = (
     "server", "backend", "test", "prefill batches", "sequences", "new tokens", "cached tokens", "cached", "decode lines",
-    "best tok/s", "answered", "line",
+    "answered", "line",
 )  # fmt: skip
 # Size in bytes of the largest log searched for the cause of a crash. The search reads the whole log.
 _EXPLAINED = 1 << 26
-_START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seconds", "graph memory", "free memory")
-
-
 _TIME = r"^\S{0,200}(?:\w{1,60}: )?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]+\d+)*\] "
 _SIGNS = re.compile(
     r"^=+ (?:test session starts|FAILURES|ERRORS|short test summary info) =+\r?$"
@@ -52,8 +49,8 @@ def _read(source: SourceFile) -> FileDocument:
     id_, title = (READER.id, READER.title) if _recognises(source) else (TABLE.id, TABLE.title)
     file = FileRead.of(
         source,
-        "vllm-log" if log.of_vllm and not log.began else id_,
-        "vLLM log" if log.of_vllm and not log.began else title,
+        "vllm-log" if log.of_vllm and not log.of_sglang else id_,
+        "vLLM log" if log.of_vllm and not log.of_sglang else title,
         log.read,
         log.lines - log.read,
         excerpts=excerpts,
@@ -71,25 +68,15 @@ def _notes(log: Log, source: SourceFile) -> Iterable[str]:
             f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may come from "
             "several processes, whose figures are then mixed"
         )
-    cut = [server.line for server in log.servers if not server.whole]
-    if cut:
-        yield f"the arguments of the server in line {ranges(cut)} are cut off"
 
 
 def _facts(log: Log) -> Iterable[Fact]:
-    if log.began:
-        yield Fact(id="time", title="Time", text=f"{log.began} to {log.ended}")
     text, line = log.summary
     if text:
         yield Fact(id="summary", title="pytest's summary", text=text, cites=cite(CitedLines.of(line, text)))
     for scores, where, _ in log.groups:
         named = ", ".join(f"{name} {value:.3g}" for name, value in scores.items() if not name.endswith(":std"))
         yield Fact(id="scores", title="Scores by group", text=named, cites=cite(where))
-    for command in log.commands:
-        yield Fact(id="command", title="Command", text=one_line(command.text, 600), cites=cite(command))
-    for (kind, text), where in list(log.notices.items())[:_SHOWN]:
-        title = kind.replace("-", " ").capitalize()
-        yield Fact(id=kind, title=title, text=f"{where.count}×: {one_line(text)}", cites=cite(where))
     for trace, _ in log.traces[:_SHOWN]:
         text = one_line(trace.exception or "an incomplete traceback")
         quoted = Excerpt(first=trace.first, last=trace.last, text=text)
@@ -112,18 +99,13 @@ def _table(id: str, title: str, columns: Iterable[str], rows: Iterable[Iterable[
 
 def _tables(log: Log) -> Iterable[FactTable]:
     tests = [
-        (log.name_of(index), test.outcome or "not stated", _duration(test), f"{test.line}–{test.outcome_line or '?'}")
+        (log.name_of(index), test.outcome or "not stated", f"{test.line}–{test.outcome_line or '?'}")
         for index, test in enumerate(log.tests[:_SHOWN])
     ]
     note = ", ".join(f"{count} {outcome}" for outcome, count in log.outcomes.items())
-    yield _table("tests", "Tests", ("test", "outcome", "seconds", "lines"), tests, note)
+    yield _table("tests", "Tests", ("test", "outcome", "lines"), tests, note)
     servers = log.servers[:_SHOWN]
     yield _table("servers", "Servers", _SERVER, [_server(log, server) for server in servers])
-    started = [
-        (str(server.number), *(server.facts[name][0] if name in server.facts else "–" for name in _START))
-        for server in servers if server.facts
-    ]  # fmt: skip
-    yield _table("start", "Startup, memory and CUDA graphs", ("server", *_START), started)
     known = [server for server in servers if server.arguments]
     differing = differing_arguments([server.arguments for server in known])[:_SHOWN]
     most = max((len(server.arguments) for server in known), default=0)
@@ -136,13 +118,7 @@ def _tables(log: Log) -> Iterable[FactTable]:
         for metric in log.metrics[:_SHOWN]
     ]
     yield _table("metrics", "Metrics", ("metric", "value", "test", "line"), metrics)
-    figures = [(title, name, value, str(line)) for title, rows in log.blocks[:_SHOWN] for name, value, line in rows]
-    yield _table("benchmarks", "Benchmarks", ("benchmark", "figure", "value", "line"), figures)
     yield from log.printed.tables()
-
-
-def _duration(test: Test) -> str:
-    return f"about {seconds_between(test.began, test.ended):.0f}" if test.began and test.ended else "not stated"
 
 
 def _server(log: Log, server: Server) -> tuple[str, ...]:
@@ -150,8 +126,8 @@ def _server(log: Log, server: Server) -> tuple[str, ...]:
     counts = (server.prefills.count, server.sequences, server.new_tokens, server.cached_tokens)
     return (
         str(server.number), server.backend, log.name_of(server.test, "–"), *(f"{count:,}" for count in counts),
-        percent(cached) if server.prefills.count else "–", f"{server.decodes.count:,}",
-        f"{server.throughput:,.1f}" if server.throughput else "–", f"{server.answered.count:,}", str(server.line),
+        percent(cached) if server.prefills.count else "–", f"{server.decodes.count:,}", f"{server.answered.count:,}",
+        str(server.line),
     )  # fmt: skip
 
 

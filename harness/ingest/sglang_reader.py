@@ -1,8 +1,7 @@
-"""Reads a log line by line: the kind of each piece of a line, and its facts.
+"""Reads a log line by line, and collects the facts of the lines that bear one.
 
-Most lines are recognised by their form alone (`assay.harness.ingest.sglang_patterns`). Some belong to a block: a traceback, a
-Python warning, a pytest section, a benchmark table. If a block's lines have a recognisable form too, the block survives lines of
-other writers in between.
+Most such lines are recognised by their form alone (`assay.harness.ingest.sglang_patterns`). Some belong to a traceback or to a
+section of pytest's output, which survive lines of other writers in between.
 """
 
 from __future__ import annotations
@@ -15,18 +14,17 @@ from assay.harness.evidence.accuracy_lines import weight_of
 from assay.harness.ingest.result import CitedLines
 from assay.harness.ingest.sglang_facts import Log, LogMetric, Server, Test, parse_arguments
 from assay.harness.ingest.sglang_patterns import (
-    BARE,
     ENDED_BY_ANOTHER,
-    HEADINGS,
+    LOGGED,
     NUMBER,
-    RECORDS,
+    PRINTED,
     SECTIONS,
-    STATED,
     VLLM,
-    LineTable,
+    Forms,
+    kind_of,
     pieces,
 )
-from assay.harness.tracebacks import FRAME, HEADER, Frame, Traceback, Tracebacks
+from assay.harness.tracebacks import HEADER, Frame, Traceback, Tracebacks
 
 # [2026-11-22 23:28:20 TP0] The server is fired up and ready to roll!
 _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)*)\](?: |$)")
@@ -34,26 +32,14 @@ _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)
 _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
 _SCORE = re.compile(rf"'([^']{{1,80}})': (?:np\.\w+\()?({NUMBER}|nan)")
 _LIMIT = re.compile(r"self\.max_tokens=(\d+)(?: |$)")
-# Facts from a server's startup, by the kind of line that states them.
-_START_UP = {
-    "weights-end": (("model", r"type=(\w+)"), ("dtype", r"dtype=([\w.]+)"), ("weights", r"mem usage=([\d.]+ GB)")),
-    "kv-cache": (("KV tokens", r"#tokens: (\d+)"),),
-    "graph-sizes": (("graph batches", r"(\[.*\])"),),
-    "graph-end": (("graph seconds", r"elapsed[:=] ?([\d.]+) s"), ("graph memory", r"mem usage=([\d.]+ GB)")),
-    "sizes": (("free memory", r"available_\w+_mem=([\d.]+ GB)"),),
-}
-# Kinds of lines that may matter.
-_NOTED = ("kernel-not-loaded", "offline-retry", "crash", "retract", "fallback", "option-chosen", "warning", "error")
 # Longest line that patterns are tried on, in characters. A line with a list of arguments may be `_LONGEST_LIST` long.
 _LONGEST = 1 << 15
 _LONGEST_LIST = 1 << 20
 # Writers that buffer may put a line this many seconds after a later one.
 _BACK_SECONDS = 2
-# Most lines of other writers that a block survives.
+# Most lines of other writers that a traceback survives.
 _PATIENCE = 200
 _WORDS = {"ok": "passed", "fail": "failed", "xfail": "xfailed", "xpass": "xpassed"}
-# /x/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated.
-_WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*")
 
 
 def read_log(lines: Iterable[tuple[int, str]]) -> Log:
@@ -85,11 +71,8 @@ class _LogReader:
         self._section = ""
         # The exception of that failure, until the line that gives its place.
         self._raised: tuple[int, str] | None = None
-        # Rows of the open benchmark table.
-        self._rows: list[tuple[str, str, int]] | None = None
         self._tracebacks = Tracebacks(lambda trace: self._keep(trace, self._traced), _PATIENCE)
         self._traced = -1
-        self._warned = -_PATIENCE - 1
 
     @property
     def _test(self) -> int:
@@ -104,7 +87,7 @@ class _LogReader:
         return self._section in ("FAILURES", "ERRORS", "PASSES")
 
     def read(self, number: int, text: str) -> bool:
-        """Read a line. Returns True if every piece of it was understood."""
+        """Read a line. Returns False if a piece of it begins like a line with a fact, but cannot be read."""
         if len(text) > _LONGEST and ("server_args=" not in text[:200] or len(text) > _LONGEST_LIST):
             return False
         understood = [self._piece(number, *piece) for piece in pieces(text)]  # a list, so that every piece is read
@@ -133,19 +116,16 @@ class _LogReader:
         """Read a line that SGLang logged with a time."""
         stamp = self._at(number, text)
         if not stamp:
-            return False
+            return True
+        self.log.of_sglang += 1
         message = text[stamp.end() :]
         if arguments := _ARGUMENTS.match(message):
             parsed, whole = parse_arguments(message[arguments.end() :])
             self._adopt()
-            self._server = Server(len(self.log.servers) + 1, number, parsed, whole, self._test)
+            self._server = Server(len(self.log.servers) + 1, number, parsed, self._test)
             self.log.servers.append(self._server)
             return whole
-        return (
-            self._hit_exception(number, message)
-            or self._find(RECORDS, number, message)
-            or (bool(message) and self._find(BARE, number, message))
-        )
+        return self._hit_exception(number, message) or self._logged(number, message)
 
     def _hit_exception(self, number: int, message: str) -> bool:
         """Read a logged exception that ends with the header of a traceback."""
@@ -161,40 +141,42 @@ class _LogReader:
         in_traceback = level in ("", "ERROR", "CRITICAL")
         if self._hit_exception(number, text) or (in_traceback and self._tracebacks.line(number, text)):
             return True
-        if self._find(RECORDS, number, text):
-            return True
-        if level:
-            self._note({"CRITICAL": "error"}.get(level, level.lower() if level == "ERROR" else ""), number, text)
-        return bool(level) or self._bare(number, text)
+        return self._logged(number, text, "error" if level in ("ERROR", "CRITICAL") else "")
+
+    def _logged(self, number: int, text: str, level: str = "") -> bool:
+        """Read the message of a line that an engine logged. A level makes a line matter that bears no other fact."""
+        kind, whole = self._take(LOGGED, number, text)
+        if not kind and (
+            noted := "accuracy-warned" if weight_of(text) is not None else kind_of(text, logged=True) or level
+        ):
+            self.log.note(noted, number, text)
+        return whole
 
     def _bare(self, number: int, text: str) -> bool:
         """Read a line without a time."""
         if (text[:1] == "|" or "gen_kwargs" in text) and self.log.printed.read(number, text):
             return True
-        return (
-            self._block(number, text)
-            or self._find(STATED, number, text)
-            or self._find(BARE, number, text)
-            or self._inside(number, text)
-        )
-
-    def _find(self, table: LineTable, number: int, text: str) -> bool:
-        """Read a line by its form: note it if it may matter, and take its facts."""
-        kind, match = table.find(text)
-        if match is None:
-            return False
-        self._note(kind, number, text)
-        if take := getattr(self, f"_take_{kind}", None):
-            take(number, match)
-        for name, pattern in _START_UP.get(kind, ()):
-            if stated := re.search(pattern, text):
-                self._server.facts[name] = (stated[1], CitedLines.of(number, text))
+        if text == HEADER:
+            self._begin_traceback(number, text)
+            return True
+        if text[:1] in " +|" and self._tracebacks.form(number, text):
+            return True
+        for forms in (SECTIONS.get(self._section), PRINTED):
+            kind, whole = self._take(forms, number, text) if forms else ("", True)
+            if kind:
+                return whole
+        if noted := kind_of(text, logged=False):
+            self.log.note(noted, number, text)
+        else:
+            self._tracebacks.inside(number, text)
         return True
 
-    def _note(self, kind: str, number: int, text: str) -> None:
-        kind = "accuracy-warned" if weight_of(text) is not None else kind
-        if kind in ("accuracy-warned", *_NOTED):
-            self.log.note(kind, number, text)
+    def _take(self, forms: Forms, number: int, text: str) -> tuple[str, bool]:
+        """Take the facts of a line by its form. Returns its kind, or "", and whether it has the form of its kind."""
+        kind, match = forms.find(text)
+        if match is not None:
+            getattr(self, f"_take_{kind}")(number, match)
+        return kind, not kind or match is not None
 
     def _take_prefill(self, number: int, match: re.Match[str]) -> None:
         self._server.prefill(number, match[0], *map(int, match.groups()))
@@ -203,14 +185,20 @@ class _LogReader:
         self._server.decode(number, match[0], int(match[1]))
 
     def _take_request(self, number: int, match: re.Match[str]) -> None:
+        self._server.request(number, match[0], match[1])
+
+    def _take_graph_sizes(self, number: int, match: re.Match[str]) -> None:
+        self._server.graph_batches = match[1]
+
+    def _take_graph_end(self, number: int, match: re.Match[str]) -> None:
         if match[1]:
-            self._server.request(number, match[0], match[2])
+            self._server.graph_memory = match[1], CitedLines.of(number, match[0])
 
-    def _take_command(self, number: int, match: re.Match[str]) -> None:
-        self.log.commands.append(CitedLines.of(number, match[1]))
+    def _take_metric(self, number: int, match: re.Match[str]) -> None:
+        metric = LogMetric(match["name"], float(match["value"]), CitedLines.of(number, match[0]), self._test)
+        self.log.metrics.append(metric)
 
-    def _take_number(self, number: int, match: re.Match[str]) -> None:
-        self.log.metrics.append(LogMetric(match[1], float(match[2]), CitedLines.of(number, match[0]), self._test))
+    _take_assigned = _take_stated = _take_metric
 
     def _take_scores(self, number: int, match: re.Match[str]) -> None:
         scores = {name: float(value) for name, value in _SCORE.findall(match[0])}
@@ -230,12 +218,14 @@ class _LogReader:
         self.log.outcomes[_WORDS.get(word, word)] += 1
         if len(self._open) == 1:
             test = self.log.tests[self._open[0]]
-            test.outcome, test.outcome_line, test.ended = _WORDS.get(word, word), number, self._time
+            test.outcome, test.outcome_line = _WORDS.get(word, word), number
         self._open = []
+
+    _take_unittest = _take_outcome
 
     def _start_test(self, number: int, name: str) -> None:
         self._open.append(len(self.log.tests))
-        self._add_test(Test(name, number, began=self._time))
+        self._add_test(Test(name, number))
 
     def _add_test(self, test: Test) -> None:
         self.log.ids[test.id] = len(self.log.tests)
@@ -254,49 +244,16 @@ class _LogReader:
         """Return a line's time and remember it, or return None if it has no time."""
         match = _TIME.match(text)
         if match and match[1] != self._time:
-            if match[1] < self._time and seconds_between(match[1], self._time) > _BACK_SECONDS:
+            if match[1] < self._time and _seconds_between(match[1], self._time) > _BACK_SECONDS:
                 self.log.disordered.see(number, text)
             self._time = match[1]
-            self.log.began = min(self.log.began or match[1], match[1])
-            self.log.ended = max(self.log.ended, match[1])
-            for test in (self.log.tests[index] for index in self._open):
-                test.began, test.ended = test.began or match[1], match[1]
         return match
 
-    def _block(self, number: int, text: str) -> bool:
-        """Read a line that begins a block, or has the form of a line in a block."""
-        if text == HEADER:
-            self._begin_traceback(number, text)
-            return True
-        if text[:1] in " +|" and (self._tracebacks.form(number, text) or FRAME.fullmatch(text)):
-            return True
-        if not self._failing and ("Warning" in text or "Deprecat" in text) and _WARNING.fullmatch(text):
-            self._warned = number
-            return True
-        lines = SECTIONS.get("table" if self._rows is not None else self._section)
-        return self._find(HEADINGS, number, text) or (lines is not None and self._find(lines, number, text))
-
-    def _inside(self, number: int, text: str) -> bool:
-        """Read a line that only its block identifies."""
-        warning = number - self._warned <= _PATIENCE and text.startswith("  ")
-        return self._tracebacks.inside(number, text) or warning or (self._failing and text.startswith("    "))
-
     def _take_section(self, number: int, match: re.Match[str]) -> None:
-        self._section = "slowest" if match[1].startswith("slowest ") else match[1]
+        self._section = match[1]
 
     def _take_counts(self, number: int, match: re.Match[str]) -> None:
         self.log.summary, self._section = (match[1], number), ""
-
-    def _take_title(self, number: int, match: re.Match[str]) -> None:
-        self._rows = []
-        self.log.blocks.append((match[1].strip(), self._rows))
-
-    def _take_row(self, number: int, match: re.Match[str]) -> None:
-        if self._rows is not None:
-            self._rows.append((match[1].strip(), match[2], number))
-
-    def _take_rows_end(self, number: int, match: re.Match[str]) -> None:
-        self._rows = None
 
     def _begin_traceback(self, number: int, text: str) -> None:
         self._tracebacks.form(number, text)
@@ -336,7 +293,7 @@ class _LogReader:
             test.outcome, test.outcome_line = match["outcome"].lower(), number
 
 
-def seconds_between(earlier: str, later: str) -> float:
+def _seconds_between(earlier: str, later: str) -> float:
     """Compute the seconds between two times of a log, or 0 if one of them is not a valid time."""
     try:
         return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from filecmp import cmp
@@ -274,12 +274,12 @@ _EXACT = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
 _CACHE = re.compile(r"(^|[._])(k|v|kv|key|value)_?(cache|buffer|pool)s?($|[._])", re.IGNORECASE)
 # Elements sampled to infer the dtype of a tensor's numbers, and the smallest share that uses its last bit (random ones: half).
 _LOOKED_AT, _LAST_BIT = 1 << 14, 0.2
-# Fewest rows for which columns are judged separately, and standard errors by which a factor must differ from 1 to be seen.
-_LEAST_ROWS, _ERRORS_SEEN = 16, 6.0
+# Fewest rows for which columns, and a factor common to all of them, are judged.
+_LEAST_ROWS = 16
 # Largest error of a column relative to its size, in bounds of a cell: cancellation makes some columns small.
 _COLUMN = 8.0
-# Relative error of a factor between two sides that store 8 bits, as far as the preceding 16-bit arithmetic explains it.
-_FACTOR = 2.0**-7
+# Largest difference from 1 of a factor, in bounds of a cell: half of its roundings, since they do not all have the same sign.
+_FACTOR = 0.5
 
 
 def _default_bound(dtype: torch.dtype) -> float:
@@ -323,7 +323,7 @@ class _TensorCell(NamedTuple):
         at: its index in the leading dimensions, as in `Layout.lead`.
         error: the larger of relative L1, sum |b - a| / sum |a|, and max |b - a| / max |a|: losing one element in a hundred changes
             the first by less than rounding does. Infinite if only b is not zero, NaN if one side is not finite.
-            For 8-bit floats, the bound times the ratio from `_stored_errors`.
+            For 8-bit floats, a quarter of the second, since equal numbers may be stored as neighbours.
     """
 
     at: tuple[int, ...]
@@ -367,7 +367,7 @@ def compare_cells(
         layout: the meaning of their dimensions.
         bound: largest error of an equal cell, or None if every bit must be equal.
         stored: the 8-bit float to which both are rounded first, or None to compare them as they are.
-        factor: see `_by_column`; None means a quarter of the bound, an epsilon of the dtypes.
+        factor: largest difference from 1 of a factor between the sides; None means `_FACTOR` bounds.
     """
     rows = math.prod(layout.lead)
     equal = Cells(0, rows, None, None, np.zeros(layout.heads))
@@ -380,8 +380,11 @@ def compare_cells(
     a, b = (each.view(torch.uint8) if each.dtype in _EXACT else each for each in (a, b))
     # float32 is accurate to 1e-4 for sums of fewer than 2^20 16-bit terms.
     narrow = all(dtype.is_floating_point and dtype.itemsize <= 4 for dtype in (a.dtype, b.dtype))
+    if stored:
+        largest = torch.finfo(stored).max
+        a, b = (torch.where(x.isfinite(), x.clamp(-largest, largest), x).to(stored) for x in (a.float(), b.float()))
     errors: Tensor | None = None
-    nan, factors = 0, torch.zeros(3, dtype=torch.float64)
+    nan = 0
     step = max(_BLOCK // max(layout.dim, 1), 1)
     for start in range(0, rows, step):
         x, y = a[start : start + step], b[start : start + step]
@@ -393,19 +396,12 @@ def compare_cells(
         if errors is None:
             errors, out = torch.zeros(rows), torch.zeros(rows, dtype=torch.bool)
         here = slice(start, start + len(x))
-        if stored and bound:
-            ratios, sums = _stored_errors(x, y, stored)
-            errors[here], factors = ratios * bound, factors + sums
-        else:
-            errors[here] = _errors(x, y, torch.float32 if narrow else torch.float64)
+        errors[here] = _errors(x, y, torch.float32 if narrow else torch.float64, stored is not None)
         out[here] = (_bits(x) != _bits(y)).any(-1) if bound is None else ~(errors[here] <= bound)
     if errors is None:
         return replace(equal, nan=nan)
-    if stored and bound and (of_all := float(_factor(*factors))) > 1:
-        errors = torch.where(errors > 0, errors.clamp(min=of_all * bound), errors)
-        out |= errors > 0
-    elif bound and not stored:
-        ratios = _by_column(a, b, layout, bound, bound / _ROUNDINGS if factor is None else factor)
+    if bound:
+        ratios = _by_column(a, b, layout, bound, bound * _FACTOR if factor is None else factor)
         errors = torch.maximum(errors, (ratios * bound).float())  # a NaN stays
         out |= ratios > 1
     return replace(_summary(layout, errors.numpy(), out.numpy()), nan=nan)
@@ -415,12 +411,13 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
 
 
-def _errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def _errors(a: Tensor, b: Tensor, dtype: torch.dtype, stored: bool) -> Tensor:
     """Compute each row's error between two [rows, dim] tensors, as defined in `_TensorCell`. Infinities and NaNs can be equal."""
     apart, x = _apart(a, b, dtype), a.to(dtype)
     size = torch.where(x.isfinite(), x.abs(), 0.0)
     difference = apart.sum(-1)
-    relative = torch.maximum(difference / size.sum(-1), apart.amax(-1) / size.amax(-1))
+    of_element = apart.amax(-1) / size.amax(-1)
+    relative = of_element / 4 if stored else torch.maximum(difference / size.sum(-1), of_element)
     relative = torch.where(difference.isfinite(), relative, math.nan)
     return torch.where(difference == 0, 0.0, relative).float()
 
@@ -434,13 +431,11 @@ def _apart(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float) -> Tensor:
-    """Judge the columns of two [rows, dim] tensors, and all columns together, each relative to its own size over all tokens.
+    """Judge the columns of two [rows, dim] tensors, each relative to its own size over all tokens, and a factor common to all.
 
-    The bound of a row misses a factor common to all rows, and errors in dimensions that are small next to massive ones. A column
-    is one dimension of one head. It is out of bounds if Σ|b - a| exceeds `_COLUMN` bounds of Σ|a|, or if one side is the other
-    times a factor: the slope of b over a differs from 1 by more than `factor` plus `_ERRORS_SEEN` standard errors. Columns need
-    `_LEAST_ROWS` rows, and a factor needs as many significant elements. Of 4,080 simulated pairs of correct products, sums with
-    massive dimensions, attention outputs and norms with 4 to 300 tokens in three dtypes, none was out of bounds by either test.
+    The bound of a row misses errors in dimensions that are small next to massive ones, and a factor between the sides. A column is
+    one dimension of one head. It is out of bounds if Σ|b - a| exceeds `_COLUMN` bounds of Σ|a|. All are, if the slope of b over a
+    differs from 1 by more than `factor`. Fewer than `_LEAST_ROWS` rows show neither.
 
     Returns:
         For each row [rows], the largest error, in units of its bound, of a column in which the row differs; at most 1 is in bounds.
@@ -453,6 +448,9 @@ def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float
         return moved.reshape(-1, math.prod((heads, *last)))
 
     x, y, place = columns(a, dim), columns(b, dim), columns(torch.arange(len(a)))
+    worst = torch.zeros(len(a), dtype=torch.float64)
+    if len(x) < _LEAST_ROWS:
+        return worst
     wide = torch.float32 if all(each.is_floating_point() and each.itemsize <= 4 for each in (a, b)) else torch.float64
     step = max(_BLOCK // x.shape[1], 1)
 
@@ -463,70 +461,19 @@ def _by_column(a: Tensor, b: Tensor, layout: Layout, bound: float, factor: float
         scale = size.abs().amax(-1, keepdim=True)
         return (size / scale).nan_to_num_(0.0), apart.div_(scale).nan_to_num_(0.0, 0.0, 0.0)
 
-    def summed(terms: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> Tensor:
-        sums = [
-            torch.stack([term.sum(0) for term in terms(*block(start))]).double() for start in range(0, len(x), step)
-        ]
-        return torch.stack(sums).sum(0)
-
-    lost, size, product, square = summed(lambda size, apart: (apart.abs(), size.abs(), size * apart, size * size))
+    sums = torch.zeros(4, x.shape[1], dtype=torch.float64)
+    for start in range(0, len(x), step):
+        size, apart = block(start)
+        sums += torch.stack([each.sum(0) for each in (apart.abs(), size.abs(), size * apart, size * size)])
+    lost, of, product, square = sums
     # A column that is zero relative to the others shows only rounding.
-    least = torch.finfo(torch.bfloat16).eps ** 2 * float(size.mean())
-    off = (lost / (_COLUMN * bound * size + least)).nan_to_num(0.0)
-    slopes, of_all = torch.where(size > least, product / square, 0.0), torch.zeros(1)
-    whole = (product.sum() / square.sum()).nan_to_num(0.0)
-    if float(torch.cat([slopes, whole[None]]).abs().max()) > factor:
-        fourth = summed(lambda size, apart: ((size * apart) ** 2, apart * size**3, size**4))
-        off = torch.maximum(off, _by_factor(slopes, square, fourth) / factor)
-        of_all = _by_factor(whole, square.sum(), fourth.sum(1)) / factor
-    off = (off if len(x) >= _LEAST_ROWS else torch.zeros_like(off)).clamp(min=float(of_all))
-    worst = torch.zeros(len(a), dtype=torch.float64)
+    least = torch.finfo(torch.bfloat16).eps ** 2 * float(of.mean())
+    slope = float((product.sum().abs() / square.sum()).nan_to_num(0.0))
+    off = (lost / (_COLUMN * bound * of + least)).nan_to_num(0.0).clamp(min=slope / factor)
     for start in range(0, len(x) if float(off.max()) > 1 else 0, step):
         ratios = torch.where(block(start)[1] != 0, off, 0.0)
         worst[place[start : start + step]] = ratios.view(-1, heads, dim).amax(-1)
     return worst
-
-
-def _by_factor(slope: Tensor, square: Tensor, fourth: Tensor) -> Tensor:
-    """Return a slope's excess over `_ERRORS_SEEN` standard errors, estimated from residuals; 0 for too few elements."""
-    error = (fourth[0] - 2 * slope * fourth[1] + slope**2 * fourth[2]).clamp(min=0).sqrt() / square
-    enough = square**2 >= _LEAST_ROWS * fourth[2]
-    return torch.where(enough, slope.abs() - _ERRORS_SEEN * error, 0.0).nan_to_num(0.0)
-
-
-def _stored_errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compare rows of two [rows, dim] tensors after rounding to `dtype`, an 8-bit float.
-
-    Two nearly equal numbers round to the same value, or to neighbours if a tie lies between them. Of elements that were |d| apart,
-    a share |d| / step rounds to neighbours. So a row is out of bounds if an element is off by more than a step (or by more than
-    16-bit arithmetic explains, relative to the largest element), if the sum of differences exceeds a quarter of the steps (|d| of
-    e4m3 is then what 16 bits explain), or if one side is the other times a factor. Sums may vary by four standard deviations of
-    elements that step with probability 1/4. No false alarm in 7 million simulated cells of 1 to 4,096 elements at |d| up to 2^-7.
-
-    Returns:
-        The largest of the three in units of its bound, [rows], NaN if one side is not finite; and the sums that `_factor` takes.
-    """
-    format_, step = torch.finfo(dtype), _step_of_one(dtype)
-    x, y = (
-        torch.where(each.isfinite(), each.clamp(-format_.max, format_.max), each).to(dtype).float()
-        for each in (a.float(), b.float())
-    )
-    apart, size = _apart(x, y, torch.float32), torch.where(x.isfinite(), x.abs(), 0.0)
-    exponents = torch.frexp(torch.maximum(x.abs(), y.abs()))[1]
-    steps = (step * (exponents - 1).float().exp2()).clamp(min=format_.smallest_normal * step)
-    noise = _default_bound(torch.bfloat16) * size.amax(-1, keepdim=True)
-    of_element = (apart / torch.maximum(steps, noise)).amax(-1)
-    of_sum = apart.sum(-1) / (step / 4 * size.sum(-1) + 2 * steps.square().sum(-1).sqrt())
-    factors = torch.stack([(size * x.sign() * (y - x)).sum(-1), size.square().sum(-1), (size * steps).square().sum(-1)])
-    factors = factors.double().nan_to_num_(0.0, 0.0, 0.0)
-    ratios = torch.maximum(torch.maximum(of_element, of_sum), _factor(*factors).float())
-    ratios = torch.where(apart.sum(-1).isfinite(), ratios, math.nan)
-    return torch.where(apart.amax(-1) == 0, 0.0, ratios), factors.sum(-1)
-
-
-def _factor(product: Tensor, square: Tensor, steps: Tensor) -> Tensor:
-    """Return the distance from 1 of the slope of b over a, sum a b / sum a a, in units of its bound."""
-    return product.abs() / (_FACTOR * square + 2 * steps.sqrt()).clamp(min=1e-300)
 
 
 def _summary(layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:

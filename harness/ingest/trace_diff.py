@@ -13,14 +13,13 @@ from itertools import zip_longest
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import ComparedTraces, Comparison, TraceDifference
-from assay.harness.ingest.mlc_trace import ADD, FORK, Segment, StepTrace, TraceLine, Track, timeline
+from assay.harness.ingest.mlc_trace import Segment, StepTrace, TraceLine, Track, timeline
 from assay.harness.statement import Statement, state
 from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
 
 # Most rows in the summary.
 _KINDS_SHOWN = 50
-_ONE = {ADD: ("add", "add-one"), FORK: ("fork", "fork-one")}
 # Most pairs of equal items for which two sequences are aligned, since time grows with their number.
 _MOST_COMPARED = 5_000_000
 
@@ -100,10 +99,7 @@ def _of_segments(name: str, a: Segment, b: Segment) -> Iterator[TraceDifference]
             (ours, at), (theirs, there) = _step(a, a2, i), _step(b, b2, j)
             if ours is not None and theirs is not None and ours.step == theirs.step:
                 continue
-            right = _of_line(theirs)
-            if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
-                right = _does(_ONE[theirs.name][1])
-            yield _differ(where, _of_line(ours), right, (at, there))
+            yield _differ(where, _of_line(ours), _of_line(theirs), (at, there))
 
 
 def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceLine | None, int]:
@@ -115,9 +111,7 @@ def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceLine | No
 
 
 def _of_line(line: TraceLine | None) -> Statement | None:
-    if line is None:
-        return None
-    return _does(_ONE[line.name][0]) if line.name in _ONE else _does(line.kind or "call", one_line(line.name, 200))
+    return None if line is None else _does(line.kind or "call", one_line(line.name, 200))
 
 
 @cache

@@ -52,7 +52,7 @@ def claim(run: RunEvidence) -> Judged:
     lengths = compare_lengths(ends, policy.alpha, policy.length_bound, [pair.item.unit for pair in run.read])
     findings = []
     if lengths.beyond:
-        findings.append(lengths_finding(lengths, run.manifest.command, "costs", serious=True))
+        findings.append(lengths_finding(lengths, run.manifest.command))
     suite = _accuracy_suite(run, lengths)
     return Judged(suite=suite, checks=[*checks, check_lengths(lengths), check_ends(ends)], findings=findings)
 

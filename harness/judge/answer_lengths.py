@@ -227,7 +227,7 @@ def state_lengths(id: str, lengths: AnswerLengths, **values: object) -> Statemen
     return state(id, **lengths.model_dump(exclude={"p_beyond", "p_cut"}), **values)
 
 
-def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, forced: bool = False) -> Check:
+def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no difference is seen. What too few answers leave open is not checked.
 
     A ratio that was measured beyond the bound is never met, whether or not it is shown to differ from 1, and neither are lengths if
@@ -249,8 +249,6 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, fo
 
     Args:
         sides: names of both.
-        forced: whether the numbers to judge were measured at one forced length. A change that is not shown then rules out nothing:
-            of 16 honest prompts, 13 to 37 % would not be met.
     """
     requirement = Requirement("answer-lengths", sides=sides)
     if why := lengths.uninformative:
@@ -259,7 +257,7 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, fo
         return requirement.check("missing", state_lengths("lengths-differ", lengths))
     if not lengths.same:
         undecided = state_lengths("lengths-undecided", lengths, more_cut=lengths.more_cut, unseen=lengths.unseen)
-        open_ = lengths.unseen or ((lengths.measured_beyond or lengths.more_cut) and not forced)
+        open_ = lengths.unseen or lengths.measured_beyond or lengths.more_cut
         return requirement.check("missing" if open_ else "not checked", undecided)
     return requirement.check("ok", state_lengths("lengths-within", lengths))
 
@@ -304,20 +302,14 @@ def state_beyond(lengths: AnswerLengths, whose: str = "The candidate") -> Statem
     return state_lengths("lengths-beyond", lengths, whose=whose, error_rate=_SURE)
 
 
-def lengths_finding(
-    lengths: AnswerLengths, reproduce: str, consequence: Literal["costs", "faster", "slower"], *, serious: bool
-) -> Finding:
-    """Make the finding that answers differ in length.
-
-    Args:
-        consequence: every answer costs as much more or less, or a candidate that was timed whole would look faster or slower.
-    """
+def lengths_finding(lengths: AnswerLengths, reproduce: str) -> Finding:
+    """Make the finding that answers differ in length, so that each costs as much more or less."""
     return Finding(
         id="answer-lengths",
         title="answers differ in length",
-        severity="serious" if serious else "warning",
+        severity="serious",
         where="answer lengths when not forced",
-        claim=state_lengths("other-lengths", lengths, consequence=consequence),
+        claim=state_lengths("other-lengths", lengths),
         shown_by=(state_lengths("lengths", lengths),),
         reproduce=reproduce,
     )

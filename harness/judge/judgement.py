@@ -66,7 +66,7 @@ class SuiteVerdict(Worded):
 
 
 class Judgement(Decided, Worded):
-    __doc__ = f"""Base of the results of a run, of a bench and of a comparison of features. {RULE}"""
+    __doc__ = f"""Base of the results of a run and of a comparison of features. {RULE}"""
 
     words = ("headline", "reasons")
 

@@ -6,26 +6,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Literal
 
 from assay.evals.loads import Shape
 from assay.harness.conditions import MIN_CACHED_SHARE
 from assay.harness.config import recorded_spec
 from assay.harness.engines import registry
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing, bench_folder
+from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, BenchManifest, Timing, bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer
-from assay.harness.judge.answer_lengths import (
-    AnswerEnd,
-    AnswerLengths,
-    check_ends,
-    check_lengths,
-    compare_lengths,
-    lengths_finding,
-)
 from assay.harness.judge.blocks import (
     METRICS,
     Block,
@@ -70,9 +60,6 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
-    measured_answers = folder.lines(LENGTHS, Answer)
-    ends = _both_answered(measured_answers)
-    lengths = compare_lengths(ends, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     servers = {server.role: server for server in manifest.servers}
     undeclared, derived = sorted_differences(folder, servers, spec.treatment)
@@ -85,37 +72,25 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
             if shapes[name].chunked
         ),
         *(_check_shared_prefix(load) for load in load_rows if load.shared_tokens and load.rounds),
-        *([check_lengths(lengths, forced=True), check_ends(ends)] if lengths else []),
     )
     # The rows of a load follow one another.
     verdicts = [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
     return LatencyResult(
         verdict=decide(verdicts, checks),
         suites=tuple(verdicts),
-        created=manifest.created,
-        reference=spec.reference.backend,
-        candidate=spec.candidate.backend,
-        treatment=spec.treatment,
         device=spec.device,
-        hardware=manifest.hardware,
-        packages=manifest.packages,
-        git=manifest.git,
-        model=spec.reference.model,
         eager=manifest.eager,
-        engine_args=spec.reference.flags,
         bound=spec.policy.latency_bound,
         policy=spec.policy.line("latency_bound"),
-        alpha=spec.policy.alpha,
         rounds=max(block.round for block in blocks) + 1,
         warm_up_rounds=first,
         seconds=sum(block.seconds for block in blocks),
         loads=load_rows,
         rows=tuple(rows),
-        lengths=lengths,
         reference_calls=call_summaries(calls["reference"]),
         candidate_calls=call_summaries(calls["candidate"]),
         checks=checks,
-        findings=tuple(_findings(manifest, rows, lengths)),
+        findings=tuple(_findings(manifest, rows)),
         reproduce=manifest.command,
     )
 
@@ -244,16 +219,8 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     return required.met(met, state("prompt-tokens-cached", **shares))
 
 
-def _both_answered(measured: Sequence[Answer]) -> list[tuple[AnswerEnd, AnswerEnd]]:
-    """Pair the ends of the answers to the prompts that both answered."""
-    ours, theirs = (
-        {a.item: AnswerEnd(a.finish_reason, a.completion_tokens) for a in measured if a.role == role} for role in ROLES
-    )
-    return [(end, theirs[item]) for item, end in ours.items() if item in theirs]
-
-
-def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:
-    findings = [
+def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow]) -> list[Finding]:
+    return [
         Finding(
             id="latency",
             title="slower than the bound allows",
@@ -269,10 +236,6 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
         for row in rows
         if row.verdict == "regression"
     ]
-    if lengths and lengths.differ:
-        faster: Literal["faster", "slower"] = "faster" if lengths.candidate < lengths.reference else "slower"
-        findings.append(lengths_finding(lengths, manifest.command, faster, serious=False))
-    return findings
 
 
 _WORST = "worst-time-ratio"

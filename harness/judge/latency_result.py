@@ -1,4 +1,4 @@
-"""``bench.json``: the result of a bench, and everything a reader needs to believe it."""
+"""The part of a report on latency: ratios of times, and everything a reader needs to believe them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.judgement import Judgement, SuiteVerdict
-from assay.harness.schema import RULE, Part
+from assay.harness.judge.judgement import SuiteVerdict
+from assay.harness.schema import Part
 from assay.harness.statement import Statement, Worded
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
 
@@ -70,40 +69,28 @@ class LoadRow(_OfLoad):
     candidate_cached: float | None
 
 
-class LatencyResult(Judgement):
-    __doc__ = f"A complete bench. {RULE}"
+class LatencyResult(Part):
+    """A complete bench: both servers of a run, timed side by side."""
 
-    created: str = Field(description="ISO 8601, UTC")
-    reference: str
-    candidate: str
-    treatment: dict[str, tuple[str, str]] = Field(
-        {}, description="settings that differ, as asked: (reference, candidate)"
-    )
+    verdict: Verdict
     device: str
-    hardware: str
-    packages: dict[str, str]
-    git: str
-    model: str
     eager: bool = Field(description="whether both servers ran without CUDA graphs")
-    engine_args: tuple[str, ...]
     bound: float
     policy: str = Field(
         "", description='the line of policy that sets the bound, such as "latency_bound = 1.1 (default)"'
     )
     note: Statement | None = Field(None, description="why these ratios cannot pass, or null")
     suites: tuple[SuiteVerdict, ...] = Field((), description="the verdict on each load")
-    alpha: float
     rounds: int
     warm_up_rounds: int
     seconds: float = Field(description="seconds in which a server was loaded")
     loads: tuple[LoadRow, ...]
     rows: tuple[LatencyRow, ...]
-    lengths: AnswerLengths | None
     reference_calls: tuple[CallSummary, ...] = Field((), description="attention calls counted in the server")
     candidate_calls: tuple[CallSummary, ...] = ()
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
-    reproduce: str
+    reproduce: str = Field(description="the command that repeats the timing alone")
 
 
 def worst_ratio(latency: LatencyResult) -> LatencyRow | None:

@@ -41,14 +41,14 @@ def claim(run: RunEvidence) -> Judged:
     """Judge the evidence of the layer diff, and check that it compared every layer, also with a cached prefix."""
     suites, errors = run.spec.workload.suites, run.errors
     called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
-    checks = [
-        _check_cached_prefix(
+    checks = [_check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls))]
+    if suites != ("latency",):  # times alone say nothing about outputs after a prefix
+        cached = _check_cached_prefix(
             [question.candidate for question in run.pairings["accuracy"].pairs],
             None if "accuracy" in suites else errors,
             cache=bool(run.envelope and run.envelope.limits and run.envelope.limits.prefix_cache),
-        ),
-        _check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls)),
-    ]
+        )
+        checks.insert(0, cached)
     if errors is None:
         return Judged(checks=checks)
     folder, spec = run.folder, run.spec

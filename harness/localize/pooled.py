@@ -112,7 +112,7 @@ def _slope(results: Sequence[tuple[CallResult, _Floats, float]], heads: slice, r
     x, w = np.asarray(values), w / w.sum()
     mean = float((w * x).sum())
     error = float(np.sqrt((w**2 * (x - mean) ** 2).sum()))
-    quantile = float(np.sqrt(f_quantile_above(rate, 1.0, max(16.0, worth - 1))))
+    quantile = float(np.sqrt(f_quantile_above(rate, 1.0, worth - 1)))
     return mean, quantile * error + float((w * np.asarray(tolerances)).sum())
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from assay.evals.loads import CHUNK, Shape, check_fit, prefix, prompts, shapes_of
-from assay.harness.config import BENCH_FLAGS, RunSpec
-from assay.harness.engines.base import ChatRequest, Engine, answers
+from assay.harness.config import BENCH_FLAGS
+from assay.harness.engines.base import Engine
 from assay.harness.engines.client import Client
 from assay.harness.engines.launch import launching
 from assay.harness.engines.model import model_shape
-from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
+from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.run_file import RUN
 from assay.harness.judge.blocks import ReadAtOnce, blocks_of, first_warm, side_by_side
 from assay.harness.progress import ProgressDisplay
@@ -33,8 +33,6 @@ from assay.harness.run.servers import (
 from assay.harness.sides import Device, Role, Side
 from assay.harness.stats.ratio import MIN_RATIOS
 
-# Prompts whose free-running answers are compared by length.
-_LENGTH_PROMPTS = 16
 # A block has as many requests as are in flight, but at least this many. Short blocks keep drift within a pair small.
 _MIN_REQUESTS = 2
 # Seconds to wait before replaying a block that was read late; after the last one the bench gives up. Other programs keep a
@@ -51,7 +49,7 @@ class BenchPlan:
     """A checked bench.
 
     Attributes:
-        run: backends, model, engine flags, bound and budget, and the prompts whose answer lengths are compared.
+        run: backends, model, engine flags, bound and budget.
         shapes: lengths of the requests.
         vocabulary: size of the model's vocabulary.
         seed: seed of the prompts and of the order of blocks.
@@ -69,13 +67,8 @@ class BenchPlan:
 
     @property
     def command(self) -> str:
-        """The command that repeats the bench."""
+        """The command that times the same again, without the run's other suites."""
         return shlex.join(["assay", "bench", *self.run.spec.given_flags(BENCH_FLAGS)])
-
-
-def timed_spec(spec: RunSpec) -> RunSpec:
-    """Make the spec to be timed: the same servers without shadow and tracer, and prompts whose answer lengths are compared."""
-    return spec.changed(suites=("greedy",), questions=1, greedy_prompts=_LENGTH_PROMPTS)
 
 
 def plan_bench(run: Plan, seed: int = 0) -> BenchPlan:
@@ -166,7 +159,7 @@ def _chunk(side: Side, device: Device) -> tuple[str, ...]:
 def _measure_servers(
     plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay
 ) -> None:
-    """Time two running servers: first the lengths of free-running answers, then blocks until time is up."""
+    """Record two running servers, and play blocks until time is up."""
     manifest = BenchManifest(
         **vars(origin_of(plan.run, plan.command, folder.nonce)),
         seed=plan.seed,
@@ -180,12 +173,6 @@ def _measure_servers(
         resolve_sides(plan.run.spec, folder, servers, engines.__getitem__)
     for role, engine in engines.items():
         record_fingerprint(engine, plan.run.spec.sides[role], folder.server_folder(role), folder.nonce)
-    # A candidate that gives longer answers is visible only where the answer length is not forced.
-    workload = plan.run.spec.workload
-    requests = [ChatRequest.of(item, workload.token_limit) for item in plan.run.of("greedy")]
-    for engine in engines.values() if requests else ():
-        engine.flush_cache()
-        folder.append_lines(LENGTHS, answers(engine, requests, max(workload.latency_concurrency)))
     _play_blocks(plan, engines, folder, display)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.bench_folder import BenchFolder, bench_folder
+from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.folder import EndedFolder, RunFolder
 from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.evidence.layer_diff_record import pack_of
@@ -27,16 +27,14 @@ from assay.harness.judge.build import build
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.judgement import WHOLE
-from assay.harness.judge.latency import judge_bench
-from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff
-from assay.harness.run.bench import BenchPlan, bench, plan_bench, timed_spec
+from assay.harness.run.bench import BenchPlan, bench, plan_bench
 from assay.harness.run.collect import collect
 from assay.harness.run.invariance.drive import InvarianceSession
 from assay.harness.run.invariance.plan import compared_spec, gpu_count, plan_invariance
-from assay.harness.run.plan import Plan, ask, prepare
+from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.preflight import check_environment
 from assay.harness.run.run_folder import asked_roles, default_folder, note_changed_kernels, open_folder, recorded
 from assay.harness.run.servers import check_together, make_run_engine, running
@@ -82,31 +80,6 @@ def run(
         with too_late():
             opened.end()
             return opened.report()
-
-
-def bench_servers(
-    spec: RunSpec,
-    out: Path,
-    *,
-    display: ProgressDisplay | None = None,
-) -> LatencyResult:
-    """Start the servers of both roles, time them side by side, and judge the ratios of their times. Nothing is rendered.
-
-    Args:
-        spec: the servers to time; its `suites` are ignored.
-        out: a new folder for the timings.
-        display: shows the progress; by default it is not shown.
-
-    Raises:
-        UsageError: the spec cannot be timed, or `out` is not empty. Nothing was started.
-        EngineError: a server failed.
-        EvidenceError: the folder cannot be written, or its timings prove nothing.
-    """
-    plan = plan_bench(prepare(timed_spec(spec)))
-    check_environment(plan.run)
-    folder = BenchFolder.new(out)
-    bench(plan, folder, display or ProgressDisplay(Console(quiet=True)))
-    return judge_bench(folder)
 
 
 def compare_features(
@@ -210,7 +183,7 @@ class OpenRun:
         if gate and "require" not in spec.policy.given_by:
             spec = spec.changed(require=WHOLE, given_by={**spec.policy.given_by, "require": "assay gate"})
         plan = prepare(with_stored_reference(spec))
-        bench = _plan_bench(plan)
+        bench = plan_bench(plan) if "latency" in plan.spec.workload.suites else None
         check_environment(plan, display.say)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
@@ -271,12 +244,6 @@ class OpenRun:
     def report(self) -> Report:
         """Make the report from the folder's evidence."""
         return build(self.folder)
-
-
-def _plan_bench(plan: Plan) -> BenchPlan | None:
-    """Check and plan the bench of a run, if it was asked for."""
-    timed = "latency" in plan.spec.workload.suites
-    return plan_bench(ask(plan, timed_spec(plan.spec).workload)) if timed else None
 
 
 def _make_part(folder: RunFolder, part: _AnyPart, make: Callable[[_AnyPart], None]) -> None:

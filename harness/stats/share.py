@@ -1,6 +1,6 @@
 """Shares of independent items that have a property: intervals and tests.
 
-`scipy.special` is imported where it is needed, since it takes 0.2 s (`scipy.stats` 0.6 s) and no check of a kernel needs it.
+`scipy.special` is imported where it is needed, since it takes 0.2 s (`scipy.stats` 0.6 s).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparis
 from assay.harness.ingest.result import UNKNOWN, IngestResult
 from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, in_units, listed, one_line, points, three_digits
+from assay.harness.text import counted, few, listed, one_line, points, three_digits
 from assay.reports.wording.say import Found, Templates, say, says
 from assay.reports.wording.verdict import unmet_sentence
 
@@ -122,9 +122,10 @@ _UNPAIRED = {
     "skipped-in-a": "requested, but without an answer in A",
     "skipped-in-b": "requested, but without an answer in B",
     "no-samples": "in scores without samples",
-    "off-scale": "of a score that is not from 0 to 1 or to 100",
     "beyond-stop": "asked after the other run had stopped",
 }
+# Scores whose answers are not paired.
+_BEYOND = {"no-direction": "does not record which way is better", "off-scale": "is not from 0 to 1 or to 100"}
 
 
 @says
@@ -187,21 +188,6 @@ def _doubts(doubts: list[tuple[str, str, str]]) -> Found:
     )
 
 
-_EITHER_WAY = " These results do not record which way is better."
-_OUTCOMES = {
-    "changed": "it changed by more than the margin of {}", "within": "within the margin of {} either way",
-    "undecided": "not shown to be within the margin of {} either way",
-}  # fmt: skip
-
-
-@says
-def _score_either_way(outcome: str, a: float, b: float, low: float, high: float, level: float, margin: float) -> str:
-    return (
-        f"The score is {a:.4f} in A and {b:.4f} in B ({-100 * high:+.1f} to {-100 * low:+.1f} points with {100 * level:g} % "
-        f"confidence), {_OUTCOMES[outcome].format(in_units(f'{100 * margin:g}', 'point'))}.{_EITHER_WAY}"
-    )
-
-
 _PERPLEXITIES = {
     "worse": "above the margin of {} %", "within": "within the margin of {} % either way",
     "changed": "lower by more than the margin of {} %, which an honest repetition never is",
@@ -231,7 +217,7 @@ def _scores_unpaired(
     return (
         f"B {b:.4f} - A {a:.4f} = {b - a:+.4f}, {interval}, unpaired, with a margin of {margin:g}. A pass needs samples of both "
         "(--log_samples of lm-eval): paired, they show smaller differences, and which answers differ."
-        f"{_EITHER_WAY if either_way else ''}"
+        f"{' These results do not record which way is better.' if either_way else ''}"
     )
 
 
@@ -258,8 +244,8 @@ def _were(count: int, what: str) -> str:
 def _documents_paired(pairs: int, gaps: list[tuple[int, str, str, list[str]]]) -> Found:
     if not gaps:
         return Found(counted(pairs, "pair"))
-    if beyond := [task for _, why, task, _ in gaps if why == "off-scale"]:
-        said = f"{listed(beyond)} has a score that is not from 0 to 1 or to 100, compared unpaired"
+    if beyond := [(task, why) for _, why, task, _ in gaps if why in ("off-scale", "no-direction")]:
+        said = f"{listed([task for task, _ in beyond])} has a score that {_BEYOND[beyond[0][1]]}, compared unpaired"
         return Found(said, "name another score with --metric")
     alone = [task for _, why, task, _ in gaps if why == "no-samples"]
     if len(alone) == len(gaps):
@@ -338,8 +324,7 @@ def _traces_not_understood(unread: list[tuple[str, int]]) -> str:
 
 
 _DOES = {
-    "mark": "logs {name}", "action": "polls {name}", "call": "calls {name}", "add": "adds its sequence", "add-one": "adds one",
-    "fork": "forks its sequence", "fork-one": "forks one", "is": "is there", "has-answer": "has an answer",
+    "mark": "logs {name}", "action": "polls {name}", "call": "calls {name}", "is": "is there", "has-answer": "has an answer",
     "answers": "answers {name!r}",
 }  # fmt: skip
 _MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}

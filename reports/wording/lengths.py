@@ -80,16 +80,9 @@ def _other(candidate: float, reference: float, candidate_cut: int, reference_cut
     return "longer" if (candidate, candidate_cut) > (reference, reference_cut) else "shorter"
 
 
-_CONSEQUENCES = {
-    "costs": "every answer costs as much more or less.",
-    "faster": "timed whole, it would look faster than it is. These ratios were measured at one forced length.",
-    "slower": "timed whole, it would look slower than it is. These ratios were measured at one forced length.",
-}
-
-
 @says
-def _other_lengths(consequence: str, **numbers: Any) -> str:
-    return f"The candidate's answers are {_other(**numbers)}: {_CONSEQUENCES[consequence]}"
+def _other_lengths(**numbers: Any) -> str:
+    return f"The candidate's answers are {_other(**numbers)}: every answer costs as much more or less."
 
 
 @says

@@ -9,7 +9,6 @@ from assay.harness.conditions import BORDER_TOKENS
 from assay.harness.drivers.sweep.spec import SweepResult
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.judgement import LENGTH_RATIO, Judgement, SuiteVerdict
-from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.text import counted, listed, met, one_line
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict, cause_of
@@ -52,12 +51,6 @@ def reasons(result: Judgement) -> list[str]:
 def _words(result: Judgement) -> tuple[str, list[str]]:
     if isinstance(result, Report):
         return _of_report(result)
-    if isinstance(result, LatencyResult):
-        # A note overrules a pass, and the reasons are those of the ratios.
-        verdict = "pass" if result.note else result.verdict
-        candidate, _ = sides_said(result.treatment, result.reference, result.candidate)
-        text, why = _verdict_of(verdict, candidate, result.suites, result.checks)
-        return say(result.note) if result.note else text, why
     assert isinstance(result, InvarianceResult)
     return say(result.decided), [
         *(said_finding(finding).sentence for finding in result.findings), *map(unmet_sentence, result.unmet),

@@ -40,7 +40,7 @@ def test_the_page_has_the_findings_first_and_the_unread_lines_last(monkeypatch: 
 def test_text_of_others_is_inert_and_what_was_not_read_is_shown(tmp_path: Path) -> None:
     """A log that a hostile model and a hostile command wrote to."""
     path = tmp_path / "x.log"
-    path.write_text(f"[METRIC] mmlu_score=0.5\ncommand=python3 {HOSTILE}\n{HOSTILE}\n", encoding="utf-8")
+    path.write_text(f"[METRIC] mmlu_score=0.5\n{HOSTILE}\n[METRIC] {HOSTILE}\n", encoding="utf-8")
     document = ingest_document(ingest([path]))
     console = Console(file=io.StringIO(), width=120)
     terminal.render(document, console)
@@ -49,7 +49,7 @@ def test_text_of_others_is_inert_and_what_was_not_read_is_shown(tmp_path: Path) 
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "1 of 3 lines" in text
-    assert "line 3:  <script>" in console.file.getvalue()
+    assert "line 3:  [METRIC] <script>" in console.file.getvalue()
     assert "<script>alert" not in page.to_html(document)
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 KINDS = (
     "run-regression", "run-pass", "run-inconclusive", "run-error", "check-wrong", "check-right", "compare-answers",
     "compare-lm-eval", "compare-choices", "compare-traces", "compare-tensors", "compare-fingerprints", "fingerprint", "ingest",
-    "invariance", "sweep", "bench", "bisect", "runs",
+    "invariance", "sweep", "bisect", "runs",
 )  # fmt: skip
 HEIGHTS = {"run-regression": 3_000, "run-inconclusive": 2_200, "compare-lm-eval": 2_200, "ingest": 3_700}
 """The most CSS pixels of a page that is folded, on a screen of 1280."""

@@ -8,12 +8,10 @@ from typing import Any
 
 from assay.evals.loads import shapes_of
 from assay.harness.config import make_spec
-from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
+from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import RESOLVED, ResolvedArguments, ServerManifest
-from assay.harness.evidence.records import Answer
-from assay.harness.run.bench import timed_spec
 from assay.harness.sides import ROLES, Engine, Role
 
 SHAPES = ("short", "shared", "chunked")
@@ -32,13 +30,10 @@ def write_bench(
     cached: bool = True,
     interpreted: bool = False,
     arguments: dict[str, Any] | None = None,
-    lengths: tuple[int, int] = (12, 12),
-    cut: bool = False,
     counted: bool = True,
     flags: dict[str, Any] | None = None,
     nonce: str = "",
     packages: dict[Role, str] | None = None,
-    end: str = "stop",
     tail: float = 0.0,
     resolved: bool = False,
     kind: Engine = "sglang",
@@ -49,7 +44,7 @@ def write_bench(
     command line of each side to the arguments that its server reports.
     """
     folder = BenchFolder.new(path, nonce)
-    spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
+    spec = make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {}))
     shapes = shapes_of(SHAPES, "cpu")
     servers = tuple(
         ServerManifest(
@@ -96,17 +91,6 @@ def write_bench(
                         ]
                     )  # fmt: skip
                     clock, block = clock + 1, block + 1
-    ends: dict[Role, str] = {"reference": "stop", "candidate": end}
-    for role, tokens in zip(ROLES, lengths, strict=True):
-        folder.append_lines(
-            LENGTHS, [
-                Answer(
-                    suite="greedy", role=role, item=str(i), prompt_hash="", text="", finish_reason="length" if cut else ends[role],
-                    prompt_tokens=1, completion_tokens=tokens, latency_s=1.0,
-                )
-                for i in range(16)
-            ],
-        )  # fmt: skip
     for role in ROLES if counted else ():
         counters = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
         for phase in ("extend", "decode"):

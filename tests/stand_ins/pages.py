@@ -25,7 +25,6 @@ from assay.harness.ingest.recognise import compare, ingest
 from assay.harness.ingest.tensor_diff import TensorRule
 from assay.harness.judge.history import RunLine, RunList
 from assay.harness.judge.invariance import judge_invariance
-from assay.reports.bench_report import bench_document
 from assay.reports.bisection import bisection_document
 from assay.reports.check import check_document
 from assay.reports.compare import compare_document
@@ -70,7 +69,6 @@ def documents(folder: Path, reports: ModuleType, arms: ModuleType) -> dict[str, 
         "ingest": lambda: ingest_document(ingest(logs)),
         "invariance": lambda: invariance_document(judge_invariance(_invariance(folder, arms))),
         "sweep": lambda: sweep_document(_sweep(), folder / "index.html"),
-        "bench": lambda: bench_document(reports.latency("short", "regression")),
         "bisect": lambda: bisection_document(_bisection()),
         "runs": lambda: runs_document(_runs()),
     }  # fmt: skip

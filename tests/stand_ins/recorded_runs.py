@@ -359,7 +359,6 @@ RUNS: dict[str, Callable[[Path], object]] = {
     "latency/not-cached": partial(timed, bench={"cached": False}),
     "latency/not-counted": partial(timed, bench={"counted": False}),
     "latency/other-arguments": partial(timed, bench={"arguments": {"page_size": 16}}),
-    "latency/longer-answers": partial(timed, bench={"lengths": (12, 24)}),
     "baseline/equal": with_stored,
     "baseline/worse": partial(with_stored, right=lambda number, cached: number % 5 > 0),
 }  # fmt: skip

@@ -12,7 +12,6 @@ from assay.evals.questions import GROUPS, Question
 from assay.evals.synthetic import NAMES, THINGS, questions
 from assay.harness.conditions import condition_id
 from assay.harness.evidence.envelope import EngineLimits
-from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.judgement import WHOLE, measure
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
@@ -293,17 +292,12 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
         candidate_output_throughput=1.0, reference_itl_p99_s=0.01, candidate_itl_p99_s=0.01, reference_cached=0.8,
         candidate_cached=0.8,
     )  # fmt: skip
-    lengths = AnswerLengths(
-        prompts=16, reference=12.0, candidate=12.5, longer=2, shorter=1, reference_cut=0, candidate_cut=0, ratio=1.042, low=0.981,
-        high=1.107
-    )  # fmt: skip
     return LatencyResult(
-        created=text, verdict=verdict, reference=text, candidate=text, device="cpu",
-        hardware=text, packages={text: text}, git=text, model=text, eager=True, engine_args=(text,), bound=1.1,
-        policy="latency_bound = 1.1 (default)" if text == "short" else text, alpha=0.05,
+        verdict=verdict, device="cpu", eager=True, bound=1.1,
+        policy="latency_bound = 1.1 (default)" if text == "short" else text,
         note=None if text == "short" else state(text, said=text), rounds=10, warm_up_rounds=1, seconds=8.0,
         loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
-        lengths=lengths, checks=(_hostile_check(text, "missing"),), findings=(finding,),
+        checks=(_hostile_check(text, "missing"),), findings=(finding,),
         reproduce=text,
     )  # fmt: skip
 

@@ -42,8 +42,8 @@ from assay.harness.text import how_ended, one_line
 from assay.harness.verdict import WORST_FIRST, Verdict, exit_code_of
 from assay.worker import run_command
 
-# Commands with an evidence folder, and the one that can resume in it.
-_KEEPS, _RESUMES = ("run", "bench"), "run"
+# Commands with an evidence folder, in which they resume.
+_KEEPS = ("run", "bench")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Times that Ray restarts a cell whose worker or node was lost: more than preemption explains.
 _RETRIES = 8
@@ -200,12 +200,12 @@ def run_cell(
 ) -> SweptCell:
     """Run the command of a cell in a separate process, and write the cell's record as the last of its files.
 
-    ``assay run`` resumes what an earlier attempt left in the folder; other commands start again. A cell that was ended by `stop`
+    A run resumes what an earlier attempt left in the folder; other commands start again. A cell that was ended by `stop`
     has no verdict.
     """
     begun, name = time.monotonic(), cell.command[0]
     (folder / CELL).unlink(missing_ok=True)
-    if name != _RESUMES:
+    if name not in _KEEPS:
         shutil.rmtree(folder / OUT, ignore_errors=True)
     out = ["--out", str((folder / OUT).resolve())] if name in _KEEPS else []
     status = run_command(

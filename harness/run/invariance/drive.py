@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.backend import Backend
-from assay.harness.engines import registry
 from assay.harness.engines.base import Engine
-from assay.harness.engines.features import Pass, answered, switched
+from assay.harness.engines.features import MODEL, Pass, answered, switched
 from assay.harness.engines.inside.control import FAULTS, Control
 from assay.harness.engines.model import model_shape
 from assay.harness.errors import EngineError
@@ -47,7 +46,6 @@ class _Running:
     engine: Engine
     folder: Path
     startup_s: float
-    stuck: Arm = BASE
 
 
 @dataclass
@@ -202,15 +200,11 @@ class InvarianceSession:
 
     def _server_for(self, arm: Arm) -> tuple[_Running, float]:
         """Return a server for an arm, and the seconds that it took to start, or 0 if it was running already."""
-        known = self.plan.every
-        features, sticky = server_of(arm, known), frozenset(id_ for id_ in arm if known[id_].stays)
-        running = self._server
-        if running is not None and running.features == features and running.stuck <= sticky:
-            running.stuck |= sticky
+        features, running = server_of(arm, self.plan.every), self._server
+        if running is not None and running.features == features:
             return running, 0.0
         self._stop()
         started = self._start(features)
-        started.stuck = sticky
         return started, started.startup_s
 
     def _start(self, features: Arm) -> _Running:
@@ -225,7 +219,7 @@ class InvarianceSession:
             run = replace(run, reference=Backend.parse(backend))
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
-        flags = registry.features(run.spec.reference.engine).with_models(flags, run.model, folder)
+        flags = tuple(flag.replace(MODEL, str(run.model)) for flag in flags)
         # The features that the fingerprint states as requested.
         side = run.spec.reference.launched_with(environment, flags).model_copy(update={"backend": str(run.reference)})
         engine = make_engine(

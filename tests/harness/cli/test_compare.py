@@ -32,7 +32,7 @@ def test_a_regression_exits_with_1_and_is_shown_and_written(
     assert "not checked: whether the kernel under test computed the answers" in shown
     assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", "--json") == 1
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/4", "regression", 1)
+    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/5", "regression", 1)
     assert "assay_synthetic" in files[0].read_text()
     (suite,) = JUnitXml.fromfile(str(files[1]))
     results = {case.name: [type(one).__name__ for one in case.result] for case in suite}
@@ -68,7 +68,7 @@ def test_traces_are_compared_step_by_step(call: Callable[..., int], tmp_path: Pa
     other = tmp_path / "other.txt"
     other.write_text(ENGINE.read_text().replace("fork_sequence", "add_sequence"))
     assert call(ENGINE, other, "--html", tmp_path / "c.html") == 1
-    assert capsys.readouterr().out.startswith("DIFFERENT   Request 2 forks its sequence (line ")
+    assert capsys.readouterr().out.startswith("DIFFERENT   Request 2 calls kv_cache_fork_sequence_func_ (line ")
     assert (tmp_path / "c.html").read_text().count('class="chart"') == 2
     assert call(ENGINE, DATA / "lm_eval_a") == 2
 

@@ -33,11 +33,11 @@ def test_the_answers_of_the_excerpt_are_whole() -> None:
 
 def test_a_line_that_no_rule_knows_is_counted_and_quoted(tmp_path: Path) -> None:
     lines = TEXT.splitlines()
-    lines.insert(40, "[engine debug] teleport_func_")
+    lines.insert(40, "[engine debug] teleport")
     lines.insert(60, "something else")
     file = read(tmp_path, "\n".join(lines)).file
     assert (file.read, file.unread) == (147, 2)
-    assert [(one.first, one.text) for one in file.excerpts] == [(41, "[engine debug] teleport_func_"), (61, "something else")]
+    assert [(one.first, one.text) for one in file.excerpts] == [(41, "[engine debug] teleport"), (61, "something else")]
 
 
 def test_an_answer_ends_where_the_engine_writes(tmp_path: Path) -> None:

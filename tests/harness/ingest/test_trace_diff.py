@@ -33,6 +33,9 @@ def does(what: str, name: str = "") -> Statement:
     return state("trace-does", does=what, name=name)
 
 
+FORKS, ADDS = (does("call", f"kv_cache_{name}_sequence_func_") for name in ("fork", "add"))
+
+
 def first(result: Comparison) -> tuple[Any, ...]:
     """The subject of the first difference, what each trace does, and the lines."""
     (why,) = result.why
@@ -56,10 +59,10 @@ def test_a_fork_in_place_of_an_addition_is_named_with_both_lines(tmp_path: Path)
     lines = ["[debug] one more line", *LINES]
     lines[FORK + 1] = lines[FORK + 1].replace("fork", "add")
     result = edited(tmp_path, lines)
-    assert first(result) == ("request 2", does("fork"), does("add-one"), [FORK + 1, FORK + 2])
+    assert first(result) == ("request 2", FORKS, ADDS, [FORK + 1, FORK + 2])
     assert result.exit_code == 1
     (kind,) = result.trace.kinds if result.trace else ()
-    assert (kind.a, kind.b, kind.count, kind.lines) == (does("fork"), does("add-one"), 1, (FORK + 1, FORK + 2))
+    assert (kind.a, kind.b, kind.count, kind.lines) == (FORKS, ADDS, 1, (FORK + 1, FORK + 2))
 
 
 def test_a_step_that_only_one_trace_has(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_another_answer(tmp_path: Path) -> None:
 
 def test_equal_as_far_as_it_was_understood_is_not_equal(tmp_path: Path) -> None:
     lines = list(LINES)
-    lines.insert(30, "[engine debug] teleport_func_")
+    lines.insert(30, "[engine debug] teleport")
     result = edited(tmp_path, lines)
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
     assert result.why == (state("traces-not-understood", unread=[(str(tmp_path / "b.txt"), 1)]),)

@@ -1,21 +1,13 @@
 from __future__ import annotations
 
-import json
-import re
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.blocks import METRICS
 from assay.harness.judge.latency import judge_bench
-from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.statement import state
-from assay.reports.bench_report import bench_document
-from assay.reports.page import to_html
-from assay.reports.terminal import render
 
 MakeBench = Any
 SHAPES = ("short", "shared", "chunked")
@@ -23,7 +15,7 @@ SHAPES = ("short", "shared", "chunked")
 
 def test_equal_servers_pass(make_bench: MakeBench) -> None:
     result = judge_bench(make_bench())
-    assert (result.verdict, result.exit_code) == ("pass", 0)
+    assert result.verdict == "pass"
     assert (result.rounds, result.warm_up_rounds) == (10, 1), "the first round was slow, in both roles"
     loads = {(shape, concurrency) for shape in SHAPES for concurrency in (1, 4)}
     assert {(load.shape, load.concurrency) for load in result.loads} == loads
@@ -38,7 +30,7 @@ def test_equal_servers_pass(make_bench: MakeBench) -> None:
 
 def test_a_candidate_that_is_slower_in_one_shape_is_a_regression_there(make_bench: MakeBench) -> None:
     result = judge_bench(make_bench(slow={"shared": 1.3}))
-    assert (result.verdict, result.exit_code) == ("regression", 1)
+    assert result.verdict == "regression"
     by_shape = {shape: {row.verdict for row in result.rows if row.shape == shape} for shape in SHAPES}
     assert by_shape["shared"] >= {"regression"}
     assert by_shape["short"] == by_shape["chunked"] == {"pass"}
@@ -50,7 +42,7 @@ def test_a_candidate_that_is_slower_in_one_shape_is_a_regression_there(make_benc
 
 def test_a_few_rounds_prove_nothing(make_bench: MakeBench) -> None:
     result = judge_bench(make_bench(rounds=3, slow={"short": 2.0}))
-    assert (result.verdict, result.exit_code) == ("inconclusive", 3)
+    assert result.verdict == "inconclusive"
     assert {(row.why.values["reason"], row.why.values["ratios"], row.why.values["least"]) for row in result.rows} == {
         ("too few", 4, 6)
     }
@@ -73,15 +65,13 @@ def test_a_reference_that_is_slower_than_itself_proves_nothing(make_bench: MakeB
         ),
         ({"interpreted": True}, {"device-kernels"}, ("kernels", ["torch_native"])),
         ({"counted": False}, {"kernel-ran-extend", "kernel-ran-decode"}, ("phase", "decode")),
-        ({"end": "abort"}, {"finish-reasons"}, ("ends", [["abort", 0, 16, 2**-14], ["stop", 16, 0, 2**-14]])),
-        ({"lengths": (12, 5)}, {"answer-lengths"}, ("candidate", 5.0)),
     ],
 )  # fmt: skip
 def test_a_check_that_is_not_met_forbids_a_pass(
     make_bench: MakeBench, wrong: dict[str, Any], unmet: set[str], value: tuple[str, Any]
 ) -> None:
     result = judge_bench(make_bench(**wrong))
-    assert (result.verdict, result.exit_code) == ("inconclusive", 3)
+    assert result.verdict == "inconclusive"
     checks = [check for check in result.checks if check.status in ("failed", "missing")]
     assert {check.id for check in checks} == unmet
     assert value in checks[-1].outcome.values.items()
@@ -118,8 +108,8 @@ def test_servers_that_did_not_serve_the_same_are_no_pass(make_bench: MakeBench) 
 
 def test_timings_that_are_not_as_they_were_are_not_judged(make_bench: MakeBench) -> None:
     folder = make_bench()
-    (folder.path / "lengths.jsonl").unlink()
-    with pytest.raises(EvidenceError, match=r"not as it was when the run ended: lengths\.jsonl was removed"):
+    (folder.path / "timings.jsonl").unlink()
+    with pytest.raises(EvidenceError, match=r"not as it was when the run ended: timings\.jsonl was removed"):
         judge_bench(folder)
     (folder.path / "end.json").unlink()
     with pytest.raises(EvidenceError, match="no bench that was played to its end"):
@@ -131,34 +121,9 @@ def test_the_interpreters_time_gives_no_regression(make_bench: MakeBench) -> Non
     assert result.verdict == "inconclusive"
 
 
-@pytest.mark.parametrize(("lengths", "word"), [((12, 5), "faster"), ((12, 30), "slower")])
-def test_answers_of_another_length_are_a_finding(make_bench: MakeBench, lengths: tuple[int, int], word: str) -> None:
-    (finding,) = judge_bench(make_bench(lengths=lengths)).findings
-    assert finding.id == "answer-lengths"
-    assert finding.claim is not None
-    assert finding.claim.values["consequence"] == word
-
-
 def test_a_folder_without_a_complete_round_is_no_evidence(make_bench: MakeBench) -> None:
     with pytest.raises(EvidenceError, match="holds no timings"):
         judge_bench(make_bench(rounds=0))
-
-
-def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
-    folder = make_bench(slow={"shared": 1.3}, lengths=(12, 5))
-    result = judge_bench(folder)
-    written, document = result.model_dump_json(), bench_document(result)
-    assert json.loads(written)["schema"] == "assay.report/2"
-    assert LatencyResult.model_validate_json(written) == result
-    assert '<h1 id="verdict">Regression</h1>' in to_html(document)
-    assert document.answer.startswith("REGRESSION   ")
-    assert len(result.rows) == 3 * 2 * 4
-    for terminal in (False, True):
-        shown = StringIO()
-        render(document, Console(file=shown, width=200, force_terminal=terminal), everything=True)
-        for part in ("1.30", "the first 1 discarded as warm-up", "answers are shorter"):
-            assert part in " ".join(shown.getvalue().split()), shown.getvalue()
-    assert len(re.findall("  ttft ", shown.getvalue())) == 6
 
 
 def test_rare_requests_that_are_slow_by_far_are_no_pass(make_bench: MakeBench) -> None:

@@ -21,7 +21,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, Timing
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import bench as module
-from assay.harness.run.bench import BenchPlan, Turn, plan_bench, timed_spec, turns
+from assay.harness.run.bench import BenchPlan, Turn, plan_bench, turns
 from assay.harness.run.plan import prepare
 from assay.harness.sides import ROLES
 from assay.harness.stats.ratio import MIN_RATIOS
@@ -29,7 +29,7 @@ from assay.harness.stats.ratio import MIN_RATIOS
 
 def planned(policy: dict[str, Any] | None = None, seed: int = 0, **flags: Any) -> BenchPlan:
     asked = {f"latency_{name}": value for name, value in (policy or {}).items()}
-    spec = timed_spec(make_spec({"candidate": "torch_native", "servers": "together"} | asked | flags))
+    spec = make_spec({"candidate": "torch_native", "servers": "together"} | asked | flags)
     return plan_bench(prepare(spec), seed)
 
 

@@ -9,15 +9,14 @@ from assay.harness.stats.noise_bound import MODEL_FACTOR, cell_bounds, chi2_quan
 
 @pytest.mark.parametrize("rate", [1e-3, 1e-5, 1e-8])
 @pytest.mark.parametrize("top", [1.0, 3.0, 40.0, 5000.0])
-@pytest.mark.parametrize("members", [16, 48])
+@pytest.mark.parametrize("members", [4, 16, 48])
 def test_quantiles_of_f(rate: float, top: float, members: int) -> None:
-    ratio = np.sqrt(f_quantile_above(rate, top, members * top) / f.isf(rate, top, members * top))
-    assert 0.99 < ratio < 1.1
+    assert f_quantile_above(rate, top, members * top) == pytest.approx(f.isf(rate, top, members * top), rel=1e-6)
 
 
 @pytest.mark.parametrize("degrees", [15, 200, 10_000])
 def test_quantiles_of_chi_square(degrees: int) -> None:
-    assert chi2_quantile_below(0.01, degrees) == pytest.approx(chi2.ppf(0.01, degrees) / degrees, rel=0.01)
+    assert chi2_quantile_below(0.01, degrees) == pytest.approx(chi2.ppf(0.01, degrees) / degrees)
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 8, 64])
@@ -37,6 +36,14 @@ def test_an_honest_error_is_flagged_at_most_as_often_as_stated(freedom: int, kno
         assert flagged > 0.3 * alpha
 
 
+def test_few_members_without_noise_excuse_no_error() -> None:
+    errors = np.zeros((8, 2))
+    errors[:, 1] = 1e-6
+    bounds = cell_bounds(errors, np.ones(2), cells=10**9)
+    assert bounds[0] == 0.0
+    assert np.isfinite(bounds[1])
+
+
 def test_more_cells_and_less_freedom_widen_the_bound() -> None:
     errors = np.full((16, 2), 0.01)
     few, many = (cell_bounds(errors, np.array([1.0, 1000.0]), cells) for cells in (10, 10_000))
@@ -47,6 +54,10 @@ def test_more_cells_and_less_freedom_widen_the_bound() -> None:
 def test_a_member_that_is_not_finite_excuses_nothing() -> None:
     errors = np.array([[0.01, np.nan], [0.01, np.inf], [0.01, np.nan]])
     assert cell_bounds(errors, np.array([100.0, 100.0]))[1] == 0
+
+
+def test_members_without_an_error_excuse_nothing() -> None:
+    assert cell_bounds(np.zeros((8, 2)), np.ones(2), cells=120_000, alpha=1e-3 / 4).tolist() == [0.0, 0.0]
 
 
 def test_freedom_is_estimated_from_below() -> None:
