@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, cycle
 
@@ -238,7 +238,9 @@ def run_calls(
 ) -> KernelRun:
     """Run each call once, then repeat up to `repeats` of the computed ones, spread over all of them.
 
-    The kernel gets copies of the inputs, so that writing to them is detected and does not affect other calls.
+    The kernel gets copies of the inputs, so that writing to them is detected and does not affect other calls. Calls in PyTorch's
+    inference mode are made last, and not repeated: a buffer that a kernel allocates in this mode cannot be written outside of it,
+    and an engine stays in one mode.
 
     Args:
         kernel: the kernel, preferably as a `Guard`, which turns breaches of the contract into refusals.
@@ -256,25 +258,33 @@ def run_calls(
         kernel.expected = runs_of(len(calls), repeats) if repeats else len(calls)
     results: list[CallResult] = []
     refused: list[tuple[AttentionCall, str]] = []
-    made = calls if order is None else order
-    begun: list[AttentionCall] = []
-    for call in (call for call in made if call.phase in declared.phases):
-        begun.append(call)
-        try:
-            results.append(attempt(kernel, call))
-        except KernelRefused as error:
-            refused.append((call, str(error)))
-            continue
-        each(results[-1])
-        if enough(results):
-            break
-    results.sort(key=lambda result: place[id(result.call)])
     failed: list[tuple[AttentionCall, str]] = []
+    begun: list[AttentionCall] = []
+    made = calls if order is None else order
+
+    def make(calls: Iterable[AttentionCall]) -> bool:
+        for call in (call for call in calls if call.phase in declared.phases):
+            begun.append(call)
+            try:
+                results.append(attempt(kernel, call))
+            except KernelRefused as error:
+                refused.append((call, str(error)))
+                continue
+            each(results[-1])
+            if enough(results):
+                return True
+        return False
+
+    ended = make(call for call in made if call.spec.grad_mode != "inference_mode")
+    results.sort(key=lambda result: place[id(result.call)])
     for number in range(0, len(results), _step(len(results), repeats)) if repeats else ():
         try:
             results[number] = _repeated(kernel, results[number])
         except KernelRefused as error:
             failed.append((results[number].call, str(error)))
+    if not ended:
+        make(call for call in made if call.spec.grad_mode == "inference_mode")
+        results.sort(key=lambda result: place[id(result.call)])
     return KernelRun(
         tuple(results),
         delegated=tuple(call for call in made if call.phase not in declared.phases),
