@@ -211,19 +211,16 @@ def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
 
 def attempt(kernel: Kernel, call: AttentionCall) -> CallResult:
     """Have a kernel compute a copy of a call. Raises like `compute`, and a ValueError if numbers overflow the dtype."""
-    outside: list[str] = []
-    if isinstance(kernel, Guard) and kernel.memory:
-        before = len(kernel.written)
-        out, mutated = kernel(call), kernel.changed
-        outside = [where for _, where in kernel.written[before:]]
-    else:
-        given = call.clone()
-        out = compute(kernel, given)
-        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
+    given = call if isinstance(kernel, Guard) and kernel.memory else call.clone()
+    before = len(kernel.written) if isinstance(kernel, Guard) else 0
+    out = compute(kernel, given)
+    names = () if given is call else call.tensors
+    changed = tuple(name for name in names if not same_values(given.tensors[name], call.tensors[name]))
     # The output may be a view of an input, or of a buffer that the next call overwrites.
     kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
+    outside = [where for _, where in kernel.written[before:]] if isinstance(kernel, Guard) else []
     result = measure(call, kept, declaration(kernel).noise)
-    return replace(result, mutated=mutated, outside=next(iter(outside), ""))
+    return replace(result, mutated=changed or getattr(kernel, "changed", ()), outside=next(iter(outside), ""))
 
 
 def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:
