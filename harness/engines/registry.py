@@ -64,6 +64,9 @@ class Features(Protocol):
     def features_of(self, device: Device, /) -> dict[str, Feature]:
         """Return all features by id, in the order in which they are listed."""
 
+    def with_models(self, flags: tuple[str, ...], model: Path, folder: Path, /) -> tuple[str, ...]:
+        """Put folders into flags that need models made for the server's own one, which are written into its folder."""
+
 
 @dataclass(frozen=True)
 class LayerRequest:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.backend import Backend
+from assay.harness.engines import registry
 from assay.harness.engines.base import Engine
-from assay.harness.engines.features import MODEL, Pass, answered, switched
+from assay.harness.engines.features import Pass, answered, switched
 from assay.harness.engines.inside.control import FAULTS, Control
 from assay.harness.engines.model import model_shape
 from assay.harness.errors import EngineError
@@ -46,6 +47,7 @@ class _Running:
     engine: Engine
     folder: Path
     startup_s: float
+    stuck: Arm = BASE
 
 
 @dataclass
@@ -200,11 +202,15 @@ class InvarianceSession:
 
     def _server_for(self, arm: Arm) -> tuple[_Running, float]:
         """Return a server for an arm, and the seconds that it took to start, or 0 if it was running already."""
-        features, running = server_of(arm, self.plan.every), self._server
-        if running is not None and running.features == features:
+        known = self.plan.every
+        features, sticky = server_of(arm, known), frozenset(id_ for id_ in arm if known[id_].stays)
+        running = self._server
+        if running is not None and running.features == features and running.stuck <= sticky:
+            running.stuck |= sticky
             return running, 0.0
         self._stop()
         started = self._start(features)
+        started.stuck = sticky
         return started, started.startup_s
 
     def _start(self, features: Arm) -> _Running:
@@ -219,7 +225,7 @@ class InvarianceSession:
             run = replace(run, reference=Backend.parse(backend))
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
-        flags = tuple(flag.replace(MODEL, str(run.model)) for flag in flags)
+        flags = registry.features(run.spec.reference.engine).with_models(flags, run.model, folder)
         # The features that the fingerprint states as requested.
         side = run.spec.reference.launched_with(environment, flags).model_copy(update={"backend": str(run.reference)})
         engine = make_engine(
