@@ -61,7 +61,11 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             interpreter=python_of(side),
         )
         made = _served(launch)
-    update: dict[str, Any] = {"source": "own server", "model": side.model, "asked": dict(settings(without_secrets(side)))}
+    update: dict[str, Any] = {
+        "source": "own server",
+        "model": side.model,
+        "asked": dict(settings(without_secrets(side))),
+    }
     update |= {"ignored": ignored_of(model, side), "folder": _notes(model)}
     if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
         with suppress(EvidenceError):  # too large, or in another format: it is then compared only with other servers
