@@ -15,7 +15,7 @@ from assay.reports.write import write_reports
 def layers_of(*rows: TruthRow) -> LayersResult:
     return LayersResult(
         reference="triton", candidate="mine", phases=("extend",), layers=2, heads=2, passes=1, sources=(), grids=(), depth=(),
-        worst=(), not_observed=(), against_truth=rows,
+        not_observed=(), against_truth=rows,
     )  # fmt: skip
 
 
