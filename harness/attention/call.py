@@ -202,7 +202,7 @@ class AttentionCall:
         k: keys [total_k, num_kv_heads, head_dim], cached prefix included.
         v: values [total_k, num_kv_heads, head_dim_v], cached prefix included.
         cu_seqlens_q: int32 [batch + 1]; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q.
-        cu_seqlens_k: int32 [batch + 1], the same for k and v.
+        cu_seqlens_k: int32 [batch + 1], the same for k and v; may be the same tensor.
         spec: the request.
         stored: k and v as the cache stores them, or None for a cache in the dtype of q.
     """
@@ -309,7 +309,8 @@ class AttentionCall:
 
     def clone(self) -> AttentionCall:
         """Copy the call's tensors, laid out as ``spec.layout`` describes, for a kernel that may write to its inputs."""
-        copies = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        of = {id(tensor): tensor.clone() for tensor in self.tensors.values()}  # one tensor may have two names
+        copies = {name: of[id(tensor)] for name, tensor in self.tensors.items()}
         if self.spec.layout == "v in k":
             copies["v"] = copies["k"][..., : self.v.shape[2]]
         elif self.spec.layout != "packed":

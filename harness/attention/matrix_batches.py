@@ -118,7 +118,7 @@ BATCHES: dict[str, _Batch] = {
     "a short prefix first": lambda new, prefix, long: [(new, prefix), (new, prefix + 50)],
     "a long prefix first": lambda new, prefix, long: [(new, prefix + 50), (new, prefix)],
     # Rows of the block table without queries, which shift the rows of others.
-    "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 90), (0, 7), (new, prefix), (0, 9)],
+    "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 90), (0, 70), (new, prefix), (0, 9)],
     "an empty one first": lambda new, prefix, long: [(0, prefix), (new, prefix)],
     "an empty one last": lambda new, prefix, long: [(new, prefix), (new, prefix + 50), (0, prefix)],
     "no keys first": lambda new, prefix, long: [(0, 0), (new, prefix), (new, 3)],

@@ -16,9 +16,9 @@ _Change = Callable[[AttentionCall], AttentionCall]
 # A scaled score whose exponential overflows in float32, and whose negative's is zero.
 _ABOVE_ZERO = 110.0
 # An unscaled score beyond the range of fp16 (65,504) and below every number that stands for minus infinity in kernels (-1e4,
-# -5e4, -65,504), and what it is when scaled: exp(-160 * 1e5 / 1.5e5), which a maximum that begins at -5e4 leaves, is zero in
-# float32.
-_UNSCALED, _SCALED = 1.5e5, 160.0
+# -5e4, -65,504), and what it is when scaled: below all but the last of these, and at least so large that exp(-160 * 1e5 / 1.5e5),
+# which a maximum that begins at -5e4 leaves, is zero in float32.
+_UNSCALED, _SCALED = 1.5e5, {1: 160.0, -1: 6e4}
 
 
 def _offset(call: AttentionCall) -> AttentionCall:
@@ -49,7 +49,7 @@ def _scaled_far(sign: int, call: AttentionCall) -> AttentionCall:
 
 
 def _unscaled_far(sign: int, call: AttentionCall) -> AttentionCall:
-    return _far_from_zero(sign, _UNSCALED, call).with_spec(scale=_SCALED / _UNSCALED)
+    return _far_from_zero(sign, _UNSCALED, call).with_spec(scale=_SCALED[sign] / _UNSCALED)
 
 
 def _scale(scale: float, call: AttentionCall) -> AttentionCall:

@@ -51,12 +51,11 @@ def call_of(
         start = random.Random(seed).randrange(_POOL - sum(sizes))
         parts = list(torch.split(_numbers(pool, dtype, device)[start : start + sum(sizes)], sizes))
     q, k, v = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
-    return AttentionCall(
-        q, k, v,
-        cu_seqlens_q=cumulative((new for new, _ in lens), device),
-        cu_seqlens_k=cumulative((new + prefix for new, prefix in lens), device),
-        spec=CallSpec(scale=head_dim**-0.5),
-    )  # fmt: skip
+    of_q = cumulative((new for new, _ in lens), device)
+    # Where nothing is cached, engines pass one tensor for both: every second seed does.
+    shared = seed % 2 and not any(prefix for _, prefix in lens)
+    of_k = of_q if shared else cumulative((new + prefix for new, prefix in lens), device)
+    return AttentionCall(q, k, v, of_q, of_k, CallSpec(scale=head_dim**-0.5))
 
 
 def latent_call(lens: list[tuple[int, int]], dtype: torch.dtype, device: str) -> AttentionCall:

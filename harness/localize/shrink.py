@@ -229,6 +229,8 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
     q, k = (torch.cat(r).to(device) for r in ([*q_rows, padded], k_rows))
     lens = {"cu_seqlens_q": q_rows, "cu_seqlens_k": k_rows}
     cumulated = {name: cumulative((len(r) for r in rows), device) for name, rows in lens.items()}
+    if call.cu_seqlens_k is call.cu_seqlens_q and torch.equal(*cumulated.values()):
+        cumulated["cu_seqlens_k"] = cumulated["cu_seqlens_q"]
     return call.with_tensors(call.of_rows(q, k) | cumulated)
 
 

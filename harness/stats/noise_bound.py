@@ -76,7 +76,9 @@ def cell_bounds(
     rate = alpha / max(1, cells if cells is not None else squares[0].size)
     shared = np.clip(np.asarray(common, dtype=float), 0.0, 1.0)
     tail = shared + (1 - shared) * f_quantile_above(rate, free, members * free)
-    return np.asarray(MODEL_FACTOR * np.sqrt(squares.mean(0) * tail))
+    mean = squares.mean(0)
+    # Without noise the bound is zero, although the tail of a single rounding is infinite for few members.
+    return np.asarray(MODEL_FACTOR * np.sqrt(mean * np.where(mean > 0, tail, 0.0)))
 
 
 def freedom_of_spread(errors: ArrayLike) -> _Floats:

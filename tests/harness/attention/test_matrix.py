@@ -14,7 +14,7 @@ from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix import _HEADS, DTYPES, HEAD_DIMS, Case, Size, _core_axes, cases, model_cases
 from assay.harness.attention.matrix_features import ASKED, STRONGEST
-from assay.harness.attention.oracle import log_sum_exp, oracle
+from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
 from assay.harness.attention.shapes import Shape
 
 SIZES = ["small", pytest.param("full", marks=pytest.mark.slow)]
@@ -271,6 +271,16 @@ def test_lengths_that_schedulers_and_chunks_have_are_there() -> None:
     assert {call.q.dtype for call in empty} == {torch.float16, torch.bfloat16, torch.float32}
     assert all(max(n for n, new in zip(call.prefixes, call.lens_q, strict=True) if not new) > 64 for call in empty)
     assert all(any(a == b == 0 < i for i, (a, b) in enumerate(pairwise(call.lens_q))) for call in empty)
+    # Two in a row, and then new tokens that fit into the keys of the sequence before.
+    for call in empty:
+        after = zip(call.lens_q, call.lens_q[1:], call.lens_q[2:], call.lens_k[1:], strict=False)
+        assert any(first == second == 0 < new <= keys for first, second, new, keys in after)
+
+
+def test_calls_without_a_cached_prefix_have_their_lengths_in_one_tensor_or_in_two() -> None:
+    made = [(call.q.dtype, call.cu_seqlens_k is call.cu_seqlens_q, any(call.prefixes)) for call in _made("extend")]
+    assert {(dtype, shared) for dtype, shared, cached in made if not cached} == set(product(DTYPES.values(), (False, True)))
+    assert not any(shared for _, shared, cached in made if cached)
 
 
 def test_half_of_the_design_has_a_head_dim_of_v_that_is_declared() -> None:
@@ -349,6 +359,16 @@ def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> N
         assert float((scores if above else -scores).min()) > 88.8, "exp overflows, or loses all bits, in float32"
         seen[case.condition["data"]] += 1
     assert seen == {"scores far above 0": 2, "scores far below 0": 2}
+
+
+def test_scores_lie_below_what_stands_for_minus_infinity_scaled_or_not() -> None:
+    far = [call for case, call in _every() if case.condition["data"] == "unscaled scores below -1e5"]
+    assert {call.phase for call in far} == {"extend", "decode"}
+    for call in far:
+        for queries, keys in sequences(call):
+            products = torch.einsum("qgd,kgd->gqk", call.q[queries, :: call.heads.group].double(), call.k[keys].double())
+            assert products.max() < -1e5
+            assert call.scale * products.max() < -5e4
 
 
 def test_a_seed_determines_cases_and_data() -> None:

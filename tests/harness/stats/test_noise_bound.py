@@ -56,6 +56,10 @@ def test_a_member_that_is_not_finite_excuses_nothing() -> None:
     assert cell_bounds(errors, np.array([100.0, 100.0]))[1] == 0
 
 
+def test_members_without_an_error_excuse_nothing() -> None:
+    assert cell_bounds(np.zeros((8, 2)), np.ones(2), cells=120_000, alpha=1e-3 / 4).tolist() == [0.0, 0.0]
+
+
 def test_freedom_is_estimated_from_below() -> None:
     rng = np.random.default_rng(0)
     squares = rng.chisquare(30, (16, 4000)) / 30
