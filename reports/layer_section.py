@@ -127,5 +127,5 @@ def _cells(layers: LayersResult) -> list[Block]:
     rows: list[tuple[Words, ...]] = []
     for *place, own, bound in worst_cells(layers, _SHOWN):
         rows.append((*map(one_line, place), _error(own, out_of_bounds(own, bound)), error_percent(bound)))
-    table = Table(("Layer", "Head", "Calls", error, "Bound"), rows, "Worst cells", numbers=(0, 1, 3, 4), style="cells")
-    return [Section("", [table])] if rows else []
+    table = Table(("Layer", "Head", "Calls", error, "Bound"), rows, numbers=(0, 1, 3, 4), style="cells")
+    return [table] if rows else []
