@@ -1,4 +1,4 @@
-"""Errors -> the parts of a report that show them: heat maps, the profile along depth, the worst calls.
+"""Errors -> the parts of a report that show them: heat maps, and the profile along depth.
 
 A value of a heat map is the worst of the finest cells (head, cached prefix, position, place in the batch) that it covers, never
 their average: a bound from noise holds at the worst cell, and an average hides a bug that only few positions have.

@@ -367,7 +367,10 @@ def read_report(path: Path) -> Report:
     rebuild = "rebuild it: assay report RUN"
     report = read_json(path, Report, rebuild)
     absent = [suite for suite in report.asked if suite not in {each.id for each in report.suites}]
-    if report.verdict not in ("error", decide(report.suites, report.checks, report.failure)):
+    if report.verdict not in (
+        "error",
+        decide((suite.verdict for suite in report.suites), report.checks, report.failure),
+    ):
         contradicted = "which contradicts its suites and checks"
     elif report.verdict == "pass" and absent:
         contradicted = f"and has no result of {listed(absent)}, which the run was asked for"

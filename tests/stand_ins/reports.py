@@ -279,8 +279,8 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     finding = Finding(id=text, title=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text)
     row = LatencyRow(
         shape=text, concurrency=4, metric="ttft", reference_s=0.0123, candidate_s=0.0123 * ratio, ratio=ratio,
-        low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987, floor_high=1.013, p=0.5, bound=1.1,
-        verdict=verdict, why=state(text, said=text), ratios=16,
+        low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987, floor_high=1.013,
+        verdict=verdict, why=state(text, said=text),
     )  # fmt: skip
     load = LoadRow(
         shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,

@@ -189,7 +189,7 @@ class Shadow:
         self._failed[layer, phase] = FailedCalls(layer=layer, phase=phase, calls=calls, text=text)
 
     def _enter(self, call: ObservedCall, out: Tensor) -> _OfPass:
-        """Return what the calls of this one's pass share, and record the pass if it is a new one."""
+        """Return what the calls of this one's pass share, and count the pass if it is a new one."""
         known, of_pass = self._entered.get(call.phase), call.forward_pass
         if known is not None and known.forward_pass is of_pass:
             return known

@@ -108,7 +108,7 @@ def test_a_new_session_forgets_the_one_before(stand_in: ModuleType, tmp_path: Pa
     stand_in.attach(server, tmp_path, candidate, shadow)
 
     def ends() -> tuple[int, float, set[int]]:
-        """Passes, error and lengths of recorded calls of the session that has just ended."""
+        """Passes, error, and lengths of recorded calls of the session that has just ended."""
         set_control(tmp_path, Control())
         server.step("extend", [(9, 0)])  # only sees that the session has ended
         cells = read_shadow_errors(tmp_path)
