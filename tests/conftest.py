@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -367,9 +368,10 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @pytest.fixture
-def few_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experiments end after a number of calls, the same on a busy machine: for tests of something else, which need a few."""
-    monkeypatch.setattr("assay.harness.checks.check._spent", lambda *_: map(truediv, count(), repeat(20)).__next__)
+def few_experiments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments end after a number of calls, the module's EXPERIMENTS: for tests of something else, which need a few."""
+    most = getattr(request.module, "EXPERIMENTS", 20)
+    monkeypatch.setattr("assay.harness.checks.check._spent", lambda *_: map(truediv, count(), repeat(most)).__next__)
 
 
 @pytest.fixture
@@ -538,9 +540,20 @@ class PairRun:
 
 
 @pytest.fixture(scope="session")
-def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
+def warm_servers() -> Iterator[tuple[ModuleType, Path]]:
+    """The module that forks SGLang servers from a template that has imported SGLang, and where this session's template listens."""
+    module = load(Path(__file__).parent / "stand_ins" / "forked_processes" / "warm_servers.py")
+    with tempfile.TemporaryDirectory() as folder:
+        template = module.start_template(Path(folder) / "socket")
+        yield module, Path(folder) / "socket"
+        template.communicate()
+
+
+@pytest.fixture(scope="session")
+def pair_run(warm_servers: tuple[ModuleType, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     """The session's pair of real servers: SGLang's own backend, and a correct kernel of the contract that computes both phases."""
     from assay.harness.config import make_spec
+    from assay.harness.engines import guardian
     from assay.harness.run.plan import prepare
     from assay.harness.run.run_folder import open_folder
     from assay.harness.run.servers import make_run_engine, running
@@ -552,7 +565,9 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     reference, other = (make_run_engine(plan, folder, role) for role in ("reference", "candidate"))
     with ExitStack() as up:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).parent / "stand_ins" / "forked_processes"), prepend=os.pathsep)
+            module, socket = warm_servers
+            patch.setenv("PYTHONPATH", str(Path(module.__file__ or "").parent), prepend=os.pathsep)
+            patch.setattr(guardian, "start", module.start_from(socket))
             up.enter_context(running([reference, other], "cpu"))
         yield PairRun(plan, folder, (reference, other))
 

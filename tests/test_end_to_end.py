@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -22,8 +22,6 @@ from assay.harness.engines.model import TINY_MODEL
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parent.parent
-FORKED = ROOT / "tests" / "stand_ins" / "forked_processes"
-"""Halves the CPU time of a server's start; the slow tests start servers as users do."""
 FEW = ["--questions", "48", "--margin", "0.1"]
 SEED_CASE = [*FEW, "--suites", "accuracy,layers", "--config", "shallow.toml"]
 """What shows it; a correct kernel goes through all suites in `test_collect_server.py`."""
@@ -50,12 +48,15 @@ as_shipped = declares(phases=("extend",))(fault("mask-top-left"))
 """The mistake of the shipped kernel without its interpreter, which takes two thirds of the CPU time of a run."""
 
 
-def assay(folder: Path, *arguments: str, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
+def assay(folder: Path, *arguments: str, warm: tuple[ModuleType, Path] | None = None) -> subprocess.Popen[str]:
+    """Start a run, whose servers a template forks if there is one; without, as users do."""
     (folder / "shallow.toml").write_text("[policy]\nenvelope_tokens = 128\n")
-    command = [sys.executable, "-m", "assay", "run", "--out", str(folder / "run"), *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, folder, *path)))}
+    path, script = [ROOT, folder], list[str]()
+    if warm is not None:
+        path, script = [*path, Path(warm[0].__file__ or "").parent], [str(warm[0].__file__), str(warm[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     return subprocess.Popen(
-        command,
+        [sys.executable, *script, "-m", "assay", "run", "--out", str(folder / "run"), *arguments],
         # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         cwd=folder,
@@ -82,7 +83,7 @@ def servers_of(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            mine = process.environ().get("ASSAY_EVIDENCE", "").startswith(str(folder))
+            mine = process.cwd().startswith(str(folder / "run" / "servers"))
         except psutil.Error:
             continue
         if mine and process.status() != psutil.STATUS_ZOMBIE:
@@ -161,7 +162,7 @@ def test_the_repaired_backend_passes(repaired: Resumed) -> None:
     assert all(r["request_id"] for r in records)
     names = {row["bucket"] for s in made["suites"] for row in s["conditions"] if row["by"] == "batch-size"}
     assert "not observed" not in names
-    for name in ("report.html", "report.md", "report.junit.xml", "counters.json", "manifest.json", "reference.log"):
+    for name in ("report.html", "report.md", "report.junit.xml", "manifest.json", "reference.log"):
         assert (repaired.folder / "run" / name).stat().st_size > 0
     assert gone(repaired.folder)
 
@@ -177,9 +178,13 @@ def test_a_killed_run_leaves_no_server_and_is_resumed(repaired: Resumed) -> None
 
 
 @pytest.mark.parametrize("candidate", ["mine:as_shipped", pytest.param("sage_attn_as_shipped", marks=pytest.mark.slow)])
-def test_the_seed_case_is_a_regression_and_says_where_and_why(candidate: str, tmp_path: Path) -> None:
+def test_the_seed_case_is_a_regression_and_says_where_and_why(candidate: str, tmp_path: Path, warm_servers: Any) -> None:
     (tmp_path / "mine.py").write_text(AS_SHIPPED)
-    code, out = finish(assay(tmp_path, *SEED_CASE, "--candidate", candidate, path=(FORKED,)))
+    process = assay(tmp_path, *SEED_CASE, "--candidate", candidate, warm=warm_servers)
+    while not servers_of(tmp_path):
+        assert process.poll() is None, finish(process)
+        time.sleep(0.2)
+    code, out = finish(process)
     made = report(tmp_path)
     assert (code, made["verdict"]) == (1, "regression"), out
     assert accuracy(made, "candidate") <= 0.35

@@ -61,7 +61,7 @@ class Reader:
 
     Args:
         seconds: most time for each kernel, or 0 for no read-outs.
-        known: ids of bugs that an earlier read-out explained. A kernel that has no other is not read again.
+        known: ids of bugs that an earlier read-out explained. A kernel that has no other is neither read nor tried again.
 
     Attributes:
         last: the last read-out, without its samples, or None if there is none.
@@ -70,6 +70,10 @@ class Reader:
     def __init__(self, seconds: float = READ_OUT_S, known: Collection[str] = ()) -> None:
         self.seconds, self.known = seconds, frozenset(known)
         self.last: ReadOut | None = None
+
+    def knows(self, findings: Sequence[Finding]) -> bool:
+        """Return True if an earlier read-out explained every serious finding."""
+        return bool(self.known) and all(finding.id in self.known for finding in serious(findings))
 
     def wants(self, findings: Sequence[Finding], results: Sequence[CallResult]) -> bool:
         """Return True if a read-out is needed: an output is wrong, rather than missing, for a new reason, and there is time."""
