@@ -342,8 +342,8 @@ def _where(result: KernelResult) -> list[Block]:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
         among = f"Within {words((), tried.context)}: " if tried.context else ""
-        exactly = "exactly" if tried.always else "only"
-        where = f"{exactly} where {words(tried.rule)}" if tried.rule else "on every call"
+        exactly = "" if any(prop.right for prop in tried.rule) else "exactly "
+        where = f"{exactly if tried.always else 'only '}where {words(tried.rule)}" if tried.rule else "on every call"
         said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} {where}"
         outside = " It is wrong outside of this too." * (tried.outside > 0)
         listed_ = " A list contains the tested values." if lists else ""

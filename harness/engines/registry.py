@@ -64,6 +64,9 @@ class Features(Protocol):
     def features_of(self, device: Device, /) -> dict[str, Feature]:
         """Return all features by id, in the order in which they are listed."""
 
+    def with_models(self, flags: tuple[str, ...], model: Path, folder: Path, /) -> tuple[str, ...]:
+        """Put folders into flags that need models made for the server's own one, which are written into its folder."""
+
 
 @dataclass(frozen=True)
 class LayerRequest:
@@ -168,11 +171,6 @@ def probed(engine: Engine) -> bool:
 
 def _has(engine: Engine, name: str) -> bool:
     return find_spec(f"assay.harness.engines.{engine}.{name}") is not None
-
-
-def fingerprint_module(engine: Engine) -> str:
-    """Return the module that loads a model without a server and prints its fingerprint, for ``python -m``."""
-    return f"assay.harness.engines.{engine}.fingerprint_process"
 
 
 def module(engine: Engine, name: str) -> Any:

@@ -42,6 +42,9 @@ class Property(Part):
     values: tuple[Value, ...] = Field(
         (), description="a limit, both ends of a range, a list, or modulus and remainders"
     )
+    right: tuple[float, ...] = Field(
+        (), description="the nearest values that are right, where no call has a value between these and a limit"
+    )
 
 
 class Axis(Part):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.bug import LEAK, Bug
-from assay.harness.attention.bugs.family import FAMILY
+from assay.harness.attention.bugs.family import BY_ID, FAMILY
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.error_table import SUMS
@@ -35,6 +35,8 @@ _FIT_SHARE = 0.5
 # Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
 # means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one.
 _TIE_FACTOR = 1.5
+# Fewest failing calls of a cause that only some layers have, if experiments drew the layers: a hypothesis fits fewer by chance.
+_LEAST_FAILING = 8
 # If no hypothesis fits, the nearest one is sought on this many failing calls, the smallest ones.
 _NEAREST_ON = 4
 
@@ -96,9 +98,13 @@ def causes(run: KernelRun) -> list[Cause]:
     """Find the causes of the cells that are out of bounds.
 
     The search first tries one bug for all failing layers together. If none fits, it explains each layer alone, and joins layers
-    with the same bug, heads and groups into one cause, unless the bug would show on correct calls there. In every wrong sequence, a
-    hypothesis must match the output within the call's bound in every cell of its layers and heads. Correct calls on which it would
-    show are counted.
+    with the same bug, heads and groups into one cause, unless the bug would show on correct calls there, fits fewer than
+    `_LEAST_FAILING` calls, or fits one in a layer that it does not explain: then it is not the layer that decides. In every wrong
+    sequence, a hypothesis must match the output within the call's bound in every cell of its layers and heads. Correct calls on
+    which it would show are counted.
+
+    Returns:
+        The causes: leaks first, then those with the most failing calls.
     """
     layers = sorted({result.call.layer for result in (*run.results, *run.drawn) if result.fails})
     if not layers:
@@ -114,11 +120,13 @@ def causes(run: KernelRun) -> list[Cause]:
         key = (bugs, alone.heads, frozenset(alone.wrong_groups)) if bugs and not alone.spared else ()
         groups.setdefault(key, []).append(layer)
     by_group = [_explain(run, group) for group in groups.values()]
-    return sorted(by_group, key=_rank)
-
-
-def _rank(cause: Cause) -> tuple[bool, bool]:
-    return not any(h.kind == LEAK for h in cause.hypotheses), not cause.hypotheses
+    failing = [result for result in (*run.results, *run.drawn) if result.fails]
+    for cause in by_group:
+        elsewhere = [result for result in failing if result.call.layer not in cause.layers]
+        fits = any(h.id in BY_ID and _compared(h, result) is not None for h in cause.hypotheses for result in elsewhere)
+        if cause.hypotheses and (fits or (run.drawn and len(cause.failing) < _LEAST_FAILING)):
+            return [together]
+    return sorted(by_group, key=lambda cause: (not any(h.kind == LEAK for h in cause.hypotheses), -len(cause.failing)))
 
 
 def _compared(hypothesis: Bug, result: CallResult) -> Tensor | None:

@@ -39,10 +39,16 @@ class Drawer:
                 yield shape
 
     def beside(self, shape: Shape, by: int) -> Iterator[Shape]:
-        """Yield shapes that differ from this one in a length, by a few tokens or about `by`, or in heads."""
+        """Yield shapes that differ from this one in a length or a window, by a few tokens or about `by`, or in heads."""
         if "heads" not in self.held:
             yield from (replace(shape, heads=heads) for heads in self._axes["heads"])
         steps = {-2, -1, 1, 2, *(by // n for n in {1, 2, shape.heads[0], shape.heads[0] // shape.heads[1]})} - {0}
+        for name in shape.asked:
+            windows = [int(name.split()[1]) + step for step in steps] if name.startswith("window ") else []
+            asked = [
+                tuple(f"window {n}" if other == name else other for other in shape.asked) for n in windows if n > 0
+            ]
+            yield from (replace(shape, asked=some) for some in asked)
         for b, (new, prefix) in enumerate(shape.lens):
             pairs = [(new, prefix + step) for step in steps]
             pairs += [(new + step, prefix) for step in steps if shape.phase != "decode" and new]
@@ -57,7 +63,7 @@ class Drawer:
         chance = self._random
         shape = chance.choice(self._lab.wrong_ones if chance.random() < 0.5 else list(self._lab.known))
         if chance.random() < 0.4:
-            name = chance.choice(list(self._axes))
+            name = chance.choice([*self._axes, "phase"])
             return replace(shape, **{name: self._value(name)})
         lens = list(shape.lens)
         b, decode = chance.randrange(len(lens)), shape.phase == "decode"
@@ -95,7 +101,7 @@ class Drawer:
 
     def _value(self, name: str) -> Any:
         """Draw a value of an axis. Every third draw of what calls ask for combines two features."""
-        drawn: Any = self._random.choice(self._axes[name])
+        drawn: Any = self._random.choice(self._axes.get(name) or self._lab.guard.assay.phases)
         if name == "asked" and self._random.random() < 0.3:
             more: tuple[str, ...] = self._random.choice(self._axes[name])
             drawn = drawn if {value[:5] for value in drawn} & {value[:5] for value in more} else (*drawn, *more)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -421,13 +421,14 @@ def _challenged(lab: Lab, drawer: Drawer, context: Mapping[str, Value]) -> Tried
         within = lab.points.within(context)
         still = rules(within)
         if not refuted and still[:1] == rivals[:1]:
-            if counts[True] < _LEAST_EACH_SIDE or (rivals[0] and counts[False] < _LEAST_EACH_SIDE):
+            enough = counts[True], counts[False] if rivals[0] else _LEAST_EACH_SIDE
+            if min(enough) < _LEAST_EACH_SIDE or not within.confirm(rivals[0], 0, _LEAST_EACH_SIDE):
                 return None
             alike = [rule for rule in still[1:] if rule in rivals and cost(rule) <= cost(still[0]) + _TIE]
             ties = [rule for rule in alike if {prop.feature for prop in {*rule} ^ {*still[0]}} - _FOLLOW]
             return Tried(
-                fault=lab.name, rule=within.plainest(rivals[0]), context=dict(context), wrong=counts[True], right=counts[False],
-                calls=lab.asked, rivals=tuple(ties[:1]),
+                fault=lab.name, rule=within.stated(rivals[0]), context=dict(context), wrong=counts[True], right=counts[False],
+                calls=lab.asked, rivals=tuple(map(within.stated, ties[:1])),
             )  # fmt: skip
     return None
 
@@ -450,9 +451,9 @@ def _telling(points: Points, drawn: Points, rule: Rule, met: NDArray[np.bool_]) 
         lacks = lacks[~lacks[:, best]]
     for prop in rule:
         others = drawn.meeting(tuple(other for other in rule if other != prop))
-        for side in (met[0], others & ~met[0]):
+        for side, most in ((met[0], _NEAR), (others & ~met[0], _LEAST_EACH_SIDE)):
             there = np.flatnonzero(side)
-            yield from there[np.argsort(drawn.off(prop)[there], kind="stable")][:_NEAR]
+            yield from there[np.argsort(drawn.off(prop)[there], kind="stable")][:most]
 
 
 def _between(lab: Lab, drawer: Drawer, context: Known, rule: Rule) -> Iterator[Shape]:
@@ -501,24 +502,31 @@ def _part(lab: Lab, drawer: Drawer, tried: Tried) -> Rule:
         known = [features(shape, b) for b in range(len(shape.lens))] if shape.dtype == drawer.dtype else []
         return [b for b, of in enumerate(known) if shape.lens[b][0] and meets(tried, of)]
 
-    computed = [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
-    kept = [(result, wrong) for shape, result in computed if (wrong := there(shape))]
-    for result, wrong in kept[:: max(1, len(kept) // _TOLD)]:
-        _add_cells(result, wrong, cells, dims)
+    kept = {shape: came for shape, came in lab.kept if isinstance(came, CallResult)}
+    for shape in _unlike(filter(there, kept), _TOLD):
+        _add_cells(kept[shape], there(shape), cells, dims)
     part: Rule = ()
     for points in (cells, dims):
         for _ in range(_CELL_ROUNDS):
             if not any(chosen := rules(points, 1)):
                 break
             before = len(points.known)
-            small = (shape for shape in drawer(_DRAWN) if work_of(shape) <= KEPT_WORK)
-            for shape, wrong in islice(((shape, wrong) for shape in small if (wrong := there(shape))), _EACH_SIDE):
+            fresh = (shape for shape in drawer(_DRAWN) if work_of(shape) <= KEPT_WORK and there(shape))
+            for shape in _unlike(fresh, _EACH_SIDE):
                 if isinstance(came := lab.made(shape, 0), CallResult):
-                    _add_cells(came, wrong, cells, dims)
+                    _add_cells(came, there(shape), cells, dims)
             if points.confirm(chosen[0], before, _LEAST_EACH_SIDE):
                 part += chosen[0]
                 break
     return part
+
+
+def _unlike(shapes: Iterable[Shape], most: int) -> Iterator[Shape]:
+    """Yield shapes that differ in more than lengths before those that do not."""
+    kinds: dict[tuple[object, ...], list[Shape]] = {}
+    for shape in shapes:
+        kinds.setdefault((shape.asked, shape.phase, shape.heads, shape.head_dim), []).append(shape)
+    return islice((shape for some in zip_longest(*kinds.values()) for shape in some if shape is not None), most)
 
 
 def _ends(wrong: torch.Tensor) -> list[int]:
@@ -550,6 +558,7 @@ def _add_cells(result: CallResult, sequences: Iterable[int], cells: Points, dims
                         "query": i, "queries_after": new - 1 - i, "position": i + call.prefixes[b], "query_row": start + i,
                         "head": head, "heads_after": q_heads - 1 - head, "kv_head": head // ratio, "head_in_group": head % ratio,
                         "packed_row": i * ratio + head % ratio,
+                        "position-window": i + call.prefixes[b] - (call.spec.mask.window or np.nan),
                     },
                     error >= wrong_from,
                 )  # fmt: skip

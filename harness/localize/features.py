@@ -135,7 +135,7 @@ _DIFFERENCES = {
     "new tokens of the sequence before it"),
     "prefix-before": ("cached prefix", "cached prefix of the sequence before it"),
     "prefix-first": ("cached prefix", "cached prefix of the first sequence"), "length-window": ("length", "window"),
-    "query-prefix": ("query index", "cached prefix"),
+    "query-prefix": ("query index", "cached prefix"), "position-window": ("position", "window"),
 }  # fmt: skip
 
 
@@ -156,6 +156,14 @@ def words(rule: Sequence[Property], context: Known | None = None) -> str:
 
 
 def _said(prop: Property) -> str:
+    """Format a property, with values at which calls were right if no call lies between these and a limit."""
+    right = f" ({' and '.join(map(_number, prop.right))} {'are' if len(prop.right) > 1 else 'is'} right)" * bool(
+        prop.right
+    )
+    return f"{_held(prop)}{right}"
+
+
+def _held(prop: Property) -> str:
     noun, v = _NOUNS.get(prop.feature, prop.feature), [_number(value) for value in prop.values]
     if prop.feature in _YES_OR_NO and prop.kind == "in":
         return _YES_OR_NO[prop.feature][v == ["False"]]

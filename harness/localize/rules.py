@@ -32,8 +32,6 @@ _KIND_COST = {">=": 1.0, "<=": 1.0, "==": 1.3, "!=": 1.3, "between": 1.5, "in": 
               "residue between": 2.0, "power of two": 1.6, "no power of two": 1.6}  # fmt: skip
 # Kinds of properties with a limit that lies between two numbers.
 _LIMITED = (">=", "<=", "==", "between")
-# Features with a list of values: nobody asks for values in between.
-_LISTS = {"head_dim", "head_dim_v", "window", "softcap", "sinks", "temperature"}
 _PER_VALUE, _ODD_RESIDUE = 0.15, 0.4
 # Features of conditions that are only necessary, least wrong points for one, and least log-likelihood, in nats, by which it beats
 # chance: it is the best of a hundred or so, and sequences of one call are not independent.
@@ -151,11 +149,11 @@ class Points:
     def gaps(self, rule: Rule) -> Iterator[tuple[Property, float, float]]:
         """Yield, for each limit of a rule, the two values between which it lies: the wrong one and the correct one.
 
-        Skip limits without another whole number between both.
+        Skip limits whose two values are neighbouring whole numbers.
         """
         bad = np.array(self.wrong, dtype=bool)
         for prop in rule:
-            if prop.kind not in _LIMITED or prop.feature in _LISTS:
+            if prop.kind not in _LIMITED:
                 continue
             there = self.meeting(tuple(other for other in rule if other != prop))
             column = np.asarray(self._column(prop.feature), dtype=float)
@@ -166,15 +164,12 @@ class Points:
             if len(above) and prop.kind != ">=" and above.min() - wrong.max() > 1:
                 yield prop, float(wrong.max()), float(above.min())
 
-    def plainest(self, rule: Rule) -> Rule:
-        """Move each limit to the roundest number within its untested gap: a block ends at 64, not at 66."""
-        for prop, wrong, right in self.gaps(rule):
-            ends = range(round(min(wrong, right)), round(max(wrong, right)))  # the last number below a limit
-            end = float(max(ends, key=lambda n: (_roundness(n), -abs(n - wrong))))
-            limit = end + 1 if right < wrong else end
-            values = tuple(limit if value == wrong else value for value in prop.values)
-            rule = tuple(other.model_copy(update={"values": values}) if other == prop else other for other in rule)
-        return rule
+    def stated(self, rule: Rule) -> Rule:
+        """Add to each limit the nearest value that is right unless they are neighbours: "128 was right, 192 wrong"."""
+        right: dict[Property, tuple[float, ...]] = {}
+        for prop, _, value in self.gaps(rule):
+            right[prop] = *right.get(prop, ()), value
+        return tuple(prop.model_copy(update={"right": right.get(prop, ())}) for prop in rule)
 
     def _column(self, name: str) -> _Column:
         return np.array([known[name] for known in self.known])
@@ -183,11 +178,6 @@ class Points:
         """Return the values by feature."""
         names = self.known[0] if self.known else ()
         return {name: self._column(name) for name in names}
-
-
-def _roundness(end: int) -> float:
-    """Return the power of two at which a block ends if the next number belongs to another."""
-    return max(n & -n or math.inf for n in (end, end + 1))
 
 
 def rules(points: Points, most: int = 6) -> list[Rule]:

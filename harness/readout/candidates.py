@@ -93,23 +93,22 @@ def _rules(rows: Sequence[_Row]) -> list[tuple[KeyFactor, ...]]:
 
 def _universes(rows: Sequence[_Row]) -> Iterable[tuple[str, Table, Numbers]]:
     """Yield each universe of `KeyFactor` that has keys, with the features of the examined keys and their factors."""
-    universes: dict[str, list[tuple[Table, Numbers]]] = {"seen": [], "hidden": [], "foreign": []}
+    pieces: dict[str, list[tuple[Table, Numbers]]] = {}
     draw = np.random.default_rng(0)
     for queries, place, factors in rows:
         t, h = divmod(place, queries.heads)
         seen, own = queries.visible[t], queries.own_rows[t]
         actual = seen.astype(float) if factors is None else factors
-        every_key = np.ones_like(own)
-        for name, inside, rivals in (("seen", seen, seen), ("hidden", own & ~seen, own), ("foreign", ~own, every_key)):
+        for name, inside in queries.universes.items():
             usual = actual == float(name == "seen")
+            rivals = seen if name == "seen" else np.ones_like(own) if name == "foreign" else own
             faint = softmax(queries.own_scores[t, h], rivals) < _FAINT
-            keys = _looked_at(inside & ~(faint & usual), ~usual, draw)
+            keys = _looked_at(inside[t] & ~(faint & usual), ~usual, draw)
             if len(keys):
                 features = chosen(queries.pairs, keys + place * queries.call.k.shape[0])
-                universes[name].append((features, actual[keys]))
-    for name, pieces in universes.items():
-        if pieces:
-            yield name, joined([table for table, _ in pieces]), np.concatenate([values for _, values in pieces])
+                pieces.setdefault(name, []).append((features, actual[keys]))
+    for name, some in pieces.items():
+        yield name, joined([table for table, _ in some]), np.concatenate([values for _, values in some])
 
 
 def _looked_at(inside: Flags, odd: Flags, draw: np.random.Generator) -> Ints:

@@ -19,7 +19,8 @@ class KeyFactor:
     """Pairs of a query and a key that get a factor.
 
     Attributes:
-        universe: "seen", keys that should be seen; "hidden", other keys of the sequence; "foreign", keys of other sequences.
+        universe: "seen", keys that should be seen; "hidden", later keys of the sequence; "outside", its keys before the window;
+            "foreign", keys of other sequences.
         condition: the condition on the pairs.
         factor: the factor of the weight; 0 for a key that is not seen, `BLANK` for one that the kernel takes as zero.
     """
@@ -30,9 +31,8 @@ class KeyFactor:
 
     def _holds(self, queries: Queries) -> Flags:
         """Return flags of the keys for which it holds, bool [rows, heads, total_k]."""
-        seen, own = queries.visible, queries.own_rows
-        inside = {"seen": seen, "hidden": own & ~seen, "foreign": ~own}[self.universe]
-        return self.condition.holds(queries.pairs).reshape(*queries.shape, seen.shape[-1]) & inside[:, None]
+        inside = queries.universes[self.universe]
+        return self.condition.holds(queries.pairs).reshape(*queries.shape, inside.shape[-1]) & inside[:, None]
 
 
 @dataclass(frozen=True)

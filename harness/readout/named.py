@@ -49,7 +49,7 @@ def _name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
 
 def said(read: ReadOut) -> str:
     """Return the sentence of a read-out, or "" unless it explains every output, including some of held-out calls."""
-    return read.sentence if read.exact and read.fresh.explained >= _CONFIRMED else ""
+    return read.sentence if read.exact and read.predicts and read.fresh.explained >= _CONFIRMED else ""
 
 
 def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:

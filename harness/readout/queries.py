@@ -102,6 +102,18 @@ class Queries:
         return rows
 
     @cached_property
+    def universes(self) -> dict[str, Flags]:
+        """The packed keys of each query by kind, bool [rows, total_k] each; see `KeyFactor`."""
+        back = self.pairs["back"].reshape(*self.shape, self.call.k.shape[0])[:, 0]
+        rest = self.own_rows & ~self.visible
+        return {
+            "seen": self.visible,
+            "hidden": rest & (back < 0),
+            "outside": rest & (back >= 0),
+            "foreign": ~self.own_rows,
+        }
+
+    @cached_property
     def weights(self) -> Numbers:
         """The correct weights, float64 [rows, heads, kv heads, total_k]."""
         return right_weights(self.call, self.rows, self.scores)

@@ -13,11 +13,14 @@ from itertools import chain, cycle, islice, zip_longest
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from assay.harness.attention.bugs.bug import Bug
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.matrix_data import ON_GRID
 from assay.harness.attention.shapes import Shape, shape_of
 from assay.harness.evidence.kernel_result import Tried
+from assay.harness.localize.causes import explaining
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.threads import budget_clock, few_threads
 from assay.harness.readout.features import tried_condition
@@ -28,6 +31,8 @@ from assay.harness.readout.probing import REFUSED, BudgetSpentError, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Agreement, Sample, close, sample_of
 from assay.harness.readout.sentences import sentence
+from assay.harness.stats.error_sums import relative_l1
+from assay.harness.verdict import OPERATOR
 
 CALLS, _SECONDS = 3000, 30.0
 """The budget of a read-out."""
@@ -51,6 +56,8 @@ _NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 _CLEARLY, _CLEARLY_NOISY = 3.0, 6.0
 # The noise of a declared quantisation on data for which it is exact: the cost of a rounded scale.
 _QUANTISED = 5e-3
+# Calls of each dtype, wrong and correct ones, that an operator must predict, and the most work (elements of q times keys) of one.
+_PREDICTED, _PREDICTED_WORK = 8, 2**24
 # Features that can be read.
 _READ = frozenset({"window", "softcap", "temperature", "sinks"})
 
@@ -70,6 +77,7 @@ class ReadOut:
         complete: whether the budget sufficed.
         notes: other behaviour of the kernel, such as exceptions.
         samples: the answers.
+        predicts: whether it also predicts compared calls of every dtype, on their own data, within their bounds.
         quantised: whether the kernel declares a quantisation.
     """
 
@@ -83,6 +91,7 @@ class ReadOut:
     complete: bool = True
     notes: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = field(default=(), repr=False)
+    predicts: bool = True
     quantised: bool = False
 
     @property
@@ -129,6 +138,8 @@ def read_out(
             operator, sentence(operator), seen, search.fitter.tally(operator, [s for s in samples if s.fresh]),
             samples=tuple(samples), quantised=quantised,
         )  # fmt: skip
+        if read.exact and read.sentence:
+            read = replace(read, predicts=_predicts(operator, results))
     return replace(
         read, calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
         complete=complete, notes=_notes(prober),
@@ -263,6 +274,36 @@ class _Search:
                 self.told.append(sample_of(call, out, self._error, self._draw))
                 if not self.fitter.agreed(operator, self.told[-1]).all():
                     return
+
+
+def _predicts(operator: Operator, results: Sequence[CallResult]) -> bool:
+    """Return True if an operator gives the outputs of compared calls, wrong and correct ones, within the bounds of each call.
+
+    A read-out fits calls of one dtype, on data that a quantisation stores exactly: there, a clamp and a scale can be the same.
+    """
+
+    def compute(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
+        every = np.arange(call.rows) if rows is None else rows.cpu().numpy()
+        return torch.from_numpy(operator.outputs(Queries(call, every))).to(call.q.device)
+
+    bug = Bug(OPERATOR, "", "", "", "mask", compute)
+    small = [
+        r
+        for r in results
+        if _READ.issuperset(r.call.features) and r.call.q.numel() * r.call.k.shape[0] <= _PREDICTED_WORK
+    ]
+    wrong, right = (_by_dtype([r for r in small if r.fails == fails]) for fails in (True, False))
+    return all(explaining(bug, r) is not None for r in wrong) and not any(
+        bool((relative_l1(off) > r.fit_bounds).any()) for r in right if (off := explaining(bug, r)) is not None
+    )
+
+
+def _by_dtype(results: Sequence[CallResult]) -> list[CallResult]:
+    """Choose some results of each dtype."""
+    dtypes = {r.call.q.dtype for r in results}
+    return [
+        r for dtype in dtypes for r in islice(_in_turn([r for r in results if r.call.q.dtype == dtype]), _PREDICTED)
+    ]
 
 
 def _in_turn(results: Collection[CallResult]) -> Iterator[CallResult]:

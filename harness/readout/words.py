@@ -244,6 +244,8 @@ def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
             clauses.append(f"with {_compared(literal)}")
     if universe == "hidden":
         bounds = _after_own(bounds)
+    if universe == "outside":
+        bounds = bounds or [_Bound("<=", "p - window", 0)]
     if universe == "foreign":
         sequence = sequence or "of other sequences"
     noun, plural, rest = _noun(bounds)

@@ -14,7 +14,7 @@ from assay.harness.attention.bugs.bug import LEAK
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.oracle import oracle, sequences
 from assay.harness.attention.sage import sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.evidence.kernel_result import Property, Tried
@@ -139,6 +139,19 @@ def test_a_bug_that_would_show_on_correct_calls_of_its_layer_does_not_explain_th
     [finding] = diagnose(run_and_repeat(shared(by_chance, lambda call: rounded_oracle(call).flip(-1)), calls(2)))
     assert (finding.id, finding.does) == (UNEXPLAINED, "computes something other than attention")
     assert "all 2 layers" in finding.where
+
+
+def test_a_bug_that_fits_the_few_calls_that_experiments_drew_in_a_layer_does_not_explain_that_layer_alone() -> None:
+    """Where there is one key but the own, to see the first alone and no own key are the same."""
+
+    def first_key(call: AttentionCall) -> Tensor:
+        return torch.cat([call.v[k][:1].expand(q.stop - q.start, -1, -1) for q, k in sequences(call)]).repeat_interleave(2, 1)
+
+    in_layers = [call_of([(2, 0)], (4, 2), 32, torch.float32, "cpu", seed=n).with_spec(layer=n % 3) for n in range(30)]
+    long = [call_of([(9, 30)], (4, 2), 32, torch.float32, "cpu", seed=n) for n in range(9)]
+    run = run_and_repeat(first_key, [call_of([(20, 7)], (4, 2), 32, torch.float32, "cpu", seed=1)])
+    [finding] = diagnose(replace(run, drawn=run_and_repeat(first_key, in_layers + long).results))
+    assert (finding.id, "all 3 layers" in finding.where) == (UNEXPLAINED, True)
 
 
 def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:

@@ -62,7 +62,7 @@ BEHIND = Place(Shape("extend", ((40, 30), (9, 50), (0, 3), (150, 213)), (8, 2), 
             DECODE,
             "decode and 3 <= sequences <= 8",
         ),
-        (lambda call, b, new, prefix: call.q.shape[2] > 64, BEHIND, "head_dim >= 96"),
+        (lambda call, b, new, prefix: call.q.shape[2] > 64, BEHIND, "head_dim >= 96 (64 is right)"),
         (lambda call, b, new, prefix: b > 0 and not call.lens_q[b - 1], BEHIND, "the sequence before it has no new tokens"),
         (
             lambda call, b, new, prefix: new * call.heads.group > 64,
@@ -221,7 +221,7 @@ def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
     [
         (lambda out, call: out[256:], "last row in q, counted from 1, >= 257", "row in q >= 256"),
         (lambda out, call: out[:, 4:], "q heads >= 5", "q head >= 4"),
-        (lambda out, call: out[..., 64:], "head_dim >= 96", "output dim >= 64"),
+        (lambda out, call: out[..., 64:], "head_dim >= 96 (64 is right)", "output dim >= 64"),
         (lambda out, call: out[: call.lens_q[0]], "the sequence is the first of its batch", ""),
     ],
 )
@@ -262,7 +262,7 @@ def test_a_rule_that_no_call_told_apart_is_said_too() -> None:
     assert found.tried is not None
     assert found.tried.context == {}
     said = {words(rule) for rule in (found.tried.rule, *found.tried.rivals)}
-    assert said == {"head_dim >= 128", "dtype is bfloat16"}
+    assert said == {"head_dim >= 128 (64 is right)", "dtype is bfloat16"}
 
 
 def test_a_wrong_call_of_anybody_contradicts_a_condition() -> None:
@@ -278,27 +278,48 @@ def test_a_wrong_call_of_anybody_contradicts_a_condition() -> None:
     assert standing(narrow, known_of_wrong([both])) == narrow.model_copy(update={"outside": 2})
 
 
-def test_a_limit_that_no_call_can_reach_is_the_roundest() -> None:
+def test_a_limit_that_no_call_can_reach_is_said_with_the_values_on_both_sides() -> None:
     """With three tokens for each item, 64 lies between what was right and what was wrong."""
     points = Points([{"n": 3 * n} for n in range(1, 40)], [3 * n > 64 for n in range(1, 40)])
-    assert points.plainest(rules(points)[0]) == (Property(feature="n", kind=">=", values=(65.0,)),)
-    points = Points([{"n": 3 * n} for n in range(1, 40)], [3 * n <= 64 for n in range(1, 40)])
-    assert points.plainest(rules(points)[0]) == (Property(feature="n", kind="<=", values=(63.0,)),)
+    assert words(points.stated(rules(points)[0])) == "n >= 66 (63 is right)"
+    points = Points([{"n": 3 * n} for n in range(1, 40)], [24 <= 3 * n <= 64 for n in range(1, 40)])
+    assert words(points.stated(rules(points)[0])) == "24 <= n <= 63 (21 and 66 are right)"
+    points = Points([{"n": n} for n in range(1, 40)], [n > 20 for n in range(1, 40)])
+    assert words(points.stated(rules(points)[0])) == "n >= 21"
+
+
+def test_a_window_is_varied_until_its_limit_has_neighbours() -> None:
+    features = declares(features=("window",))
+    kernel = features(zeros_where(lambda call, b, new, prefix: call.spec.mask.window >= 5 and prefix > 20))
+    lab = Lab(Guard(kernel, memory=False), frozenset(((64, 64),)), (torch.float32,), "cpu", lambda: 0.0)
+    found = experiment(lab, [Place(Shape("extend", ((3, 40),), asked=("window 16",)), 0)])
+    assert found.tried is not None
+    assert words(found.tried.rule) == "cached prefix >= 21 and window >= 5"
+
+
+def test_the_part_of_a_sequence_depends_on_the_window_of_each_call() -> None:
+    def beyond(call: AttentionCall) -> Tensor:
+        out = rounded_oracle(call)
+        place = torch.cat([torch.arange(p, p + n) for n, p in zip(call.lens_q, call.prefixes, strict=True)])
+        out[(place >= call.spec.mask.window) & (call.spec.mask.window > 0)] = 0.0
+        return out
+
+    kernel = declares(features=("window",))(beyond)
+    lab = Lab(Guard(kernel, memory=False), frozenset(((64, 64),)), (torch.float32,), "cpu", lambda: 0.0)
+    found = experiment(lab, [Place(Shape("extend", ((40, 3),), asked=("window 17",)), 0)])
+    assert found.tried is not None
+    assert words(found.tried.part) == "position >= window"
 
 
 @pytest.mark.slow  # fast: test_a_condition_is_found_and_holds_on_calls_that_were_drawn_for_it
-def test_where_no_rule_holds_on_all_calls_the_heads_and_dtype_of_the_base_are_held() -> None:
+def test_where_no_rule_holds_on_all_calls_what_all_wrong_ones_meet_is_said() -> None:
     def wrong(call: AttentionCall, b: int, new: int, prefix: int) -> bool:
         odd = (call.q.shape[1] * 7 + call.q.shape[2] // 16 * 5 + call.layer) % 3
         return prefix >= (129, 60, 300)[odd]
 
     found = tried(zeros_where(wrong), EXTEND)
     assert found.tried is not None
-    limit = (129, 60, 300)[(2 * 7 + 64 // 16 * 5) % 3]
-    assert words(found.tried.rule, found.tried.context) == (
-        f"extend, dtype is float32, head_dim is 64, q heads is 2, kv heads is 1, all else is as usual and cached prefix >= {limit}"
-    )
-    assert found.tried.outside == sum(bad and not found.tried.context.items() <= known.items() for known, bad in found.points) > 0
+    assert (words(found.tried.rule, found.tried.context), found.tried.always) == ("cached prefix >= 60", False)
 
 
 @declares(features=("lse", "window"))

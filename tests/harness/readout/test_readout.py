@@ -16,6 +16,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.localize import threads
+from assay.harness.readout.named import said
 from assay.harness.readout.readout import read_out
 from tests.harness.readout.reads import read, results, shapes
 
@@ -119,6 +120,18 @@ def test_what_follows_no_rule_is_not_said() -> None:
     assert found.all.wrong > 1000
 
 
+def test_an_operator_that_does_not_give_calls_of_another_dtype_is_not_said() -> None:
+    """It is read in the widest dtype that is wrong."""
+    narrow, zero = by_sequence(window), by_sequence(lambda one: replace(one, v=one.v * 0))
+    some = [replace(shape, dtype=dtype) for shape in shapes() for dtype in (torch.float32, torch.float16)]
+    found = read_out(narrow, results(narrow, some))
+    assert (found.sentence, said(found)) == (found.sentence, "sliding window of 16 keys: query i sees keys j > p - 16")
+    two = [result for kernel, dtype in ((narrow, torch.float32), (zero, torch.float16))
+           for result in results(kernel, [shape for shape in some if shape.dtype == dtype])]  # fmt: skip
+    found = read_out(narrow, two)
+    assert (found.sentence, found.exact, said(found)) == ("sliding window of 16 keys: query i sees keys j > p - 16", True, "")
+
+
 # What calls ask for
 
 
@@ -135,11 +148,13 @@ def one_key_more(one: Request) -> Request:
 @pytest.mark.slow  # fast: test_a_fault_is_read_off_in_one_sentence
 @pytest.mark.parametrize(("kernel", "asked", "sentence"), [
     (by_sequence(one_key_more), ("window 16", "window 40"), "query i also sees key p - the window"),
+    (lambda call: by_sequence(one_key_more)(call.with_spec(mask=replace(call.spec.mask, window=2**20))), ("window 16", "window 40"),
+     "query i also sees keys j <= p - window"),
     (by_sequence(lambda one: replace(one, spec=replace(one.spec, sinks=()))), ("sinks near 4",),
      "a layer has sinks, and the weights of its keys add up to 1"),
     (by_sequence(lambda one: replace(one, spec=replace(one.spec, softcap=0.0))), ("softcap 1.5",),
      "a layer asks for a soft cap, and scores are not capped"),
-], ids=["window", "sinks", "soft cap"])  # fmt: skip
+], ids=["window", "no window", "sinks", "soft cap"])  # fmt: skip
 def test_calls_that_ask_for_a_feature_are_read(kernel: Kernel, asked: tuple[str, ...], sentence: str) -> None:
     some = (replace(shape, asked=(asked[number % len(asked)],)) for number, shape in enumerate(shapes()))
     given = results(asks(kernel), some)

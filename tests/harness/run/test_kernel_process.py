@@ -142,7 +142,7 @@ def assert_nothing_left(folder: RunFolder) -> None:
     assert LEFT[0]() == []
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
     assert {path.name for path in folder.path.iterdir()} <= {
-        "manifest.json", "items.jsonl", "servers", ".lock", "cause.json", "matrix.json", LOG, "progress.json", "counters.json",
+        "manifest.json", "items.jsonl", "servers", ".lock", "cause.json", "matrix.json", LOG, "progress.json",
     }  # fmt: skip
 
 
