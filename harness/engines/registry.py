@@ -173,11 +173,6 @@ def _has(engine: Engine, name: str) -> bool:
     return find_spec(f"assay.harness.engines.{engine}.{name}") is not None
 
 
-def fingerprint_module(engine: Engine) -> str:
-    """Return the module that loads a model without a server and prints its fingerprint, for ``python -m``."""
-    return f"assay.harness.engines.{engine}.fingerprint_process"
-
-
 def module(engine: Engine, name: str) -> Any:
     """Import a module of an engine's package. Raises UsageError if it has none: assay cannot look into that engine."""
     path = f"assay.harness.engines.{engine}.{name}"

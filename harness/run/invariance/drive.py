@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,10 @@ from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, cl
 from assay.harness.judge.probe_scores import BASE_AGAIN, bounds, rounds_by_shape
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance.plan import InvariancePlan
-from assay.harness.run.invariance.reduction import reduce
 from assay.harness.run.machine import origin_of
 from assay.harness.run.probes import PROBED, AskedArm, ask, switched_on, tracing, write_texts
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
+from assay.harness.stats.ddmin import ddmin
 
 # The fault that the probes must detect, as in a run: it affects calls with a cached prefix. And the fault for a server without a
 # prefix cache, which affects every call.
@@ -36,6 +38,10 @@ _SENSITIVE: Arm = frozenset({"prefix-cache"})
 _AT_ONCE = {"base again": 2, "trace again": 2, "base third": 4}
 # Most sets of features to ask again with a trace.
 _TRACED = 4
+_Fails = Callable[[Arm], bool | None]
+"""True if an arm fails, False if it passes, or None if that is unknown, since it cannot be, or was not shown to be, on."""
+# Most sets to try before `ddmin` begins.
+_GUESSED = 4
 
 
 @dataclass
@@ -261,3 +267,40 @@ class InvarianceSession:
             dtype=plan.dtype,
             lengths={probe.id: (len(probe.ids), probe.shared, probe.depth) for probe in plan.load.probes},
         )
+
+
+def reduce(
+    failing: Arm, fails: _Fails, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]
+) -> Arm:
+    """Return the smallest subset of a failing arm's features that was seen to fail, by delta debugging.
+
+    Every test may start a server, so a passing set excludes its subsets, and the sets that all failing arms share are tried first.
+
+    Args:
+        of: completes a set of features to one that can be switched on.
+    """
+    seen: dict[Arm, bool | None] = {failing: True}
+    seen.update(dict.fromkeys(failed, True) | dict.fromkeys(passed, False))
+
+    def test(features: Arm) -> bool:
+        arm = of(features)
+        if arm not in seen:
+            excluded = not arm or any(seen[other] is False and arm <= other for other in seen)
+            seen[arm] = False if excluded else fails(arm)
+        return seen[arm] is True
+
+    known = min((arm for arm, state in seen.items() if state and arm <= failing), key=len)
+    for guess in _guesses(known, failed, passed, of):
+        if test(guess):
+            known = guess
+            break
+    # Completion adds back required features, so a part is tested as it is run.
+    return of(frozenset(ddmin(sorted(known), lambda some: test(frozenset(some)))))
+
+
+def _guesses(failing: Arm, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]) -> Iterator[Arm]:
+    """Yield the smallest sets that nothing excludes, starting with those that most failing arms contain."""
+    sets = {of(frozenset(chosen)) for size in (1, 2) for chosen in combinations(sorted(failing), size)}
+    left = [arm for arm in sets if arm < failing and not any(arm <= other for other in passed)]
+    left.sort(key=lambda arm: (-sum(arm <= other for other in failed), len(arm), sorted(arm)))
+    yield from left[:_GUESSED]
