@@ -5,7 +5,7 @@ It ends with status 1 if a line is not the expected one.
     python benchmarks/fingerprint_truths.py                            what one environment can show
     python benchmarks/fingerprint_truths.py --transformers-4 PYTHON    also transformers 4.57, of that Python, beside this one's
     python benchmarks/fingerprint_truths.py --server                   also an SGLang server on the CPU that gets its weights again
-    python benchmarks/fingerprint_truths.py --parts [--device cuda --model M]    seconds by part, through the model runner
+    python benchmarks/fingerprint_truths.py --parts [--device cuda --model M]    seconds by part, of a server
 
 Each model has a few hundred kilobytes: RoPE, tokenizers and templates of the reports, random weights. Where the bug was in an
 engine that is not installed here (vLLM), its reading of the configuration comes as code with the model.

@@ -179,7 +179,7 @@ def _cause_first(result: KernelResult) -> str:
 
 
 def sentence(results: Sequence[KernelResult]) -> str:
-    """Summarise several kernels in a line, cause first: "no mask; 61 of 74 calls; 2 kernels, 148 calls, worst 9.1 of its bound"."""
+    """Summarise several kernels in a line, cause first: "no mask; 61 of 74 calls; 2 kernels, 148 calls, worst 9.1 × its bound"."""
     kernels = len({result.kernel for result in results})
     calls = sum(result.calls for result in results)
     worst = max((result.worst for result in results if result.worst_bound is not None), default=None)

@@ -13,17 +13,14 @@ from assay.reports.wording.say import say
 
 _SHOWN, _LAYERS = 10, 12
 _TRUTH = ("Layer", "Phase", "Cells", "Own error", "Bound", "Gain", "Bound", "Reference’s own error", "Bound")
-_CALLS = ("Layer", "Head", "Phase", "Error", "Position", "Prefix", "New", "Batch size", "Request")
 
 
 def layer_diff_section(layers: LayersResult) -> Section:
-    """Build the section on each layer's distance from the truth or the reference: maps, tables, the worst cells and calls."""
+    """Build the section on each layer's distance from the truth or the reference: maps, tables, and the worst cells."""
     judged = any(row.bound is not None for row in layers.depth)
     lead, *lines = layer_diff_lines(layers)
     details: list[Block] = [Line(_about(layers, judged), "quiet after"), *_maps(layers), *_truth(layers)]
-    details.append(
-        Section("Worst cells and calls", [Section("", [*_cells(layers), *_calls(layers)], style="split")], folded=True)
-    )
+    details.append(Section("Worst cells", _cells(layers), folded=True))
     if layers.not_observed:
         details.append(Section("Not observed", [Items(tuple(map(say, layers.not_observed)))]))
     if layers.candidate_errors:
@@ -130,20 +127,5 @@ def _cells(layers: LayersResult) -> list[Block]:
     rows: list[tuple[Words, ...]] = []
     for *place, own, bound in worst_cells(layers, _SHOWN):
         rows.append((*map(one_line, place), _error(own, out_of_bounds(own, bound)), error_percent(bound)))
-    table = Table(("Layer", "Head", "Calls", error, "Bound"), rows, "Worst cells", numbers=(0, 1, 3, 4), style="cells")
-    return [Section("", [table])] if rows else []
-
-
-def _calls(layers: LayersResult) -> list[Block]:
-    rows: list[tuple[Words, ...]] = []
-    for call in layers.worst[:_SHOWN]:
-        counts = map(str, (call.position, call.prefix, call.new, call.sequences))
-        where = (str(call.layer), str(call.head), call.phase, error_percent(call.relative_l1))
-        rows.append((*where, *counts, Cell(one_line(call.request, 10), code=True)))
-    left = len(layers.worst) - len(rows)
-    note = (
-        "Each row is one query and one head, the worst of its layer and phase. A single query may exceed a bound, which applies to "
-        f"a cell of many.{f' The other {left} are in report.json.' if left else ''}"
-    )
-    table = Table(_CALLS, rows, "Worst calls", note, numbers=(0, 1, *range(3, 8)), style="calls")
-    return [Section("", [table])] if rows else []
+    table = Table(("Layer", "Head", "Calls", error, "Bound"), rows, numbers=(0, 1, 3, 4), style="cells")
+    return [table] if rows else []

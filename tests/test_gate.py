@@ -115,7 +115,7 @@ def test_a_broken_kernel_is_a_regression_against_a_stored_reference_with_one_ser
     title = made["findings"][0]["title"]
     assert re.search(rf"^::error title=[^:]*::Computes .{re.escape(title)}", out, re.MULTILINE)
     assert f'Computes "{title}"' in summary.read_text().replace("\\", "")
-    assert len(summary.read_text().splitlines()) <= 60
+    assert len(summary.read_text().splitlines()) <= 64
 
     code, out = assay(tmp_path, "report", "second")
     assert (code, report(tmp_path / "second")["findings"]) == (1, made["findings"]), out

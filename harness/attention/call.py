@@ -307,10 +307,11 @@ class AttentionCall:
             if name in rows
         }
 
-    def clone(self) -> AttentionCall:
-        """Copy the call's tensors, laid out as ``spec.layout`` describes, for a kernel that may write to its inputs."""
-        of = {id(tensor): tensor.clone() for tensor in self.tensors.values()}  # one tensor may have two names
-        copies = {name: of[id(tensor)] for name, tensor in self.tensors.items()}
+    def clone(self, copied: Mapping[str, Tensor] | None = None) -> AttentionCall:
+        """Copy its tensors, but those of a packed call that are `copied` already; lay them out as ``spec.layout`` describes."""
+        given = copied or {}
+        of = {id(tensor): tensor.clone() for name, tensor in self.tensors.items() if name not in given}
+        copies = {name: given[name] if name in given else of[id(tensor)] for name, tensor in self.tensors.items()}
         if self.spec.layout == "v in k":
             copies["v"] = copies["k"][..., : self.v.shape[2]]
         elif self.spec.layout != "packed":

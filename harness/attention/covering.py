@@ -33,7 +33,7 @@ def covering(
     groups: Collection[tuple[AxisPart, ...]],
     seed: int = 0,
     covered: Collection[Row] = (),
-    allowed: Callable[[Row], bool] = lambda row: True,
+    allowed: Callable[[Row], bool] | None = None,
 ) -> list[Row]:
     """Return the rows that cover every combination of values of the features of each group.
 
@@ -42,7 +42,7 @@ def covering(
         groups: features whose values are combined fully, of different axes in each group.
         seed: the random seed; the same seed gives the same rows.
         covered: existing rows, whose pairs need not be covered again.
-        allowed: whether a row with open axes can be completed. Pairs that occur in no such row are left out.
+        allowed: whether a row with open axes can be completed; by default any can. Pairs that occur in no such row are left out.
 
     Returns:
         Rows, axis -> value. The first ones cover most.
@@ -94,11 +94,11 @@ def covering(
                 value
                 for value in axes[axis]
                 if all(feature.of(value) == wish for feature, wish in wanted.items() if feature.axis == axis)
-                and allowed(row | {axis: value})
                 and _possible(wanted, axes, allowed, row | {axis: value})
             ]
             tried = chance.sample(fitting, len(fitting))
-            best = zip(gains(row, axis, tried), [-used[axis, value] for value in tried], strict=True)
+            counts = gains(row, axis, tried) if len(tried) > 1 else [0]
+            best = zip(counts, [-used[axis, value] for value in tried], strict=True)
             row[axis] = max(zip(best, tried, strict=True), key=lambda scored: scored[0])[1]
         settle(row)
         for axis, value in row.items():
@@ -108,9 +108,14 @@ def covering(
 
 
 def _possible(
-    wanted: Mapping[AxisPart, Hashable], axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool], row: Row
+    wanted: Mapping[AxisPart, Hashable],
+    axes: Mapping[str, Sequence[Any]],
+    allowed: Callable[[Row], bool] | None,
+    row: Row,
 ) -> bool:
-    """Return True if a partial row can take the wanted values on its open axes."""
+    """Return True if a partial row is allowed, and can take the wanted values on its open axes."""
+    if allowed is None or not allowed(row):
+        return allowed is None
     choices = {
         feature.axis: [value for value in axes[feature.axis] if feature.of(value) == wish]
         for feature, wish in wanted.items()

@@ -33,7 +33,6 @@ from assay.harness.checks.kernel_matrix import (
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult, MeasuredCall
 from assay.harness.localize.call_conditions import describe
-from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
 from assay.harness.localize.experiment import (
     NOTHING_TRIED,
@@ -408,13 +407,12 @@ def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = Non
     name, loaded = named(kernel)
     declared = declared_with(declaration(loaded), noise)
     guard = Guard(loaded, declared)
-    given, where = call.clone(), f"{name} on {describe(call)}"
+    where = f"{name} on {describe(call)}"
     with exits_raised():
-        out = guard.strictly(given)
+        out = guard.strictly(call)
     result = measure(call, out, declared.noise)
-    changed = [name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor)]
-    if changed:
-        return f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"
+    if guard.changed:
+        return f"{where}: the kernel writes to its inputs: {', '.join(guard.changed)}; work on copies of them"
     if guard.written:
         return f"{where}: the kernel {guard.written[0][1]}"
     if result.lse_errors is not None and result.lse_errors.wrong:

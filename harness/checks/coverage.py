@@ -15,10 +15,10 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.model_shapes import SHAPES
-from assay.harness.attention.oracle import feature_effects
+from assay.harness.attention.oracle import feature_effects, oracle
 from assay.harness.evidence.kernel_result import Coverage, Gap, Met, Pairs, Reach, common
 from assay.harness.localize.bounds import bounds_of_queries
-from assay.harness.localize.kernel_runs import CallResult, truth
+from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.stats.query_bounds import with_all_heads
 
 Conditions = Mapping[str, str]
@@ -179,18 +179,23 @@ def _unbroken(numbers: Iterable[int], ends: Sequence[int]) -> tuple[int, int]:
 
 def _is_felt(result: CallResult) -> bool:
     """Return True if each feature that can be left out changes the output of a query by more than the query's bound."""
-    call = result.call
-    right = truth(call)
-    effects = feature_effects(call, torch.arange(call.rows, device=call.q.device), right)
-    size = with_all_heads(right.abs().sum(-1))
-    clear = _CLEARLY * float(result.bounds.max()) * size
-    for effect in effects.values():
-        sums = with_all_heads(effect.abs().sum(-1))
-        if bool((sums > clear).any()):
-            continue
-        row = sums[:, -1].argmax()[None]  # the most affected query
-        own = sums[row].cpu()
-        if not bool((own > bounds_of_queries(call, result.limits.family, row, own).cpu()).any()):
+    call, felt, ends = result.call, set[str](), torch.unique(result.call.cu_seqlens_q[1:].long()) - 1
+    every = torch.arange(call.rows, device=call.q.device) if result.cells.rows is None else result.cells.rows
+    for rows in (
+        ends[ends >= 0],
+        every,
+    ):  # the last queries of the sequences nearly always show it, at a fraction of the cost
+        right = oracle(call, rows)
+        effects = feature_effects(call, rows, right, felt)
+        clear = _CLEARLY * float(result.bounds.max()) * with_all_heads(right.abs().sum(-1))
+        sums = {name: with_all_heads(effect.abs().sum(-1)) for name, effect in effects.items()}
+        felt |= {name for name, some in sums.items() if bool((some > clear).any())}
+        if sums.keys() <= felt:
+            return True
+    for some in (sums[name] for name in sums.keys() - felt):
+        place = some[:, -1].argmax()[None]  # the most affected query
+        own = some[place].cpu()
+        if not bool((own > bounds_of_queries(call, result.limits.family, every[place], own).cpu()).any()):
             return False
     return True
 

@@ -264,6 +264,13 @@ class Engine(Protocol):
         """
         raise _unscored(self)
 
+    def toggle(self, features: Collection[str], probe: ProbeRequest) -> dict[str, str]:
+        """Switch in the running server the features that need a command, and return what it says of each, or an empty string.
+
+        `probe` is a request that may be sent to find out. Raises EngineError if the server failed.
+        """
+        return {}
+
     def ask(
         self, asks: Sequence[ChatRequest], concurrency: int, on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,

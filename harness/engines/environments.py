@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -27,23 +26,21 @@ from assay.harness.errors import UsageError
 from assay.harness.extras import DISTRIBUTION, meets
 from assay.harness.schema import Record
 from assay.harness.sides import Engine, EngineProfile, Side, hide, profile_of
-from assay.harness.text import counted, few
+from assay.harness.text import few
 
-# Disk space of all overlays; the least recently used go first. Those of the last day stay: a server may run there.
-_BUDGET_BYTES, _IN_USE_S = 20 * 2**30, 24 * 3600.0
 _INSTALL_S, _LOOK_S = 3600.0, 120.0
 _TAIL_LINES = 8
-MIN_PYTHON = (3, 11)
+_MIN_PYTHON = (3, 11)
 # Packages that assay's own modules import inside a server.
 _INSIDE = ("numpy", "pydantic", "safetensors", "torch")
-OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
-"""The form "transformers @ /envs/new/bin/python": the package as another environment has it."""
+# The form "transformers @ /envs/new/bin/python": the package as another environment has it.
+_OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
 # The entry points by which each engine loads assay's plugin.
 _PLUGINS = {
     "sglang.srt.plugins": "assay.harness.engines.sglang.plugin:register",
     "vllm.general_plugins": "assay.harness.engines.vllm.plugin:register",
 }
-_RECORD, _PARENT = "environment.json", "parent.pth"
+_PARENT = "parent.pth"
 _LOOK = """
 import importlib.metadata as metadata, importlib.util as util, json, os, re, site, sys
 places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
@@ -106,13 +103,6 @@ class Interpreter(Record):
         return self.packages.get(name, ("", ""))[0]
 
 
-class _Overlay(Record):
-    """The record of a complete overlay: the requested packages, and its size."""
-
-    packages: tuple[str, ...]
-    size: int
-
-
 @cache
 def interpreter(path: str) -> Interpreter:
     """Look at a Python: its version and its packages.
@@ -154,7 +144,7 @@ def check_interpreter(python: str, engine: EngineProfile) -> Interpreter:
         UsageError: it cannot.
     """
     looked = interpreter(python)
-    if looked.version < MIN_PYTHON:
+    if looked.version < _MIN_PYTHON:
         number = ".".join(map(str, looked.version))
         raise UsageError(f"{python} is Python {number}.", "Python 3.11 or newer", "name another interpreter")
     name, oldest = engine.distributions[0], engine.oldest
@@ -166,7 +156,7 @@ def check_interpreter(python: str, engine: EngineProfile) -> Interpreter:
             f"{name} {oldest} or newer",
             f"install {name} {oldest} there, or start that server yourself and name its URL",
         )
-    if missing := [*looked.missing, *([] if here or python_path_has(name) else [name])]:
+    if missing := [*looked.missing, *([] if here or _python_path_has(name) else [name])]:
         raise UsageError(
             f"{python} lacks {', '.join(missing)}.",
             "the engine, and the packages that assay imports inside a server",
@@ -188,7 +178,7 @@ def _laid_over(folder: Path) -> list[str]:
     return [str(place) for place in folder.glob("lib/python*/site-packages") if (place / _PARENT).exists()]
 
 
-def python_path_has(module: str) -> bool:
+def _python_path_has(module: str) -> bool:
     """Return True if a folder of PYTHONPATH has a module, for example an engine's checkout."""
     return any((Path(place) / module).is_dir() for place in os.environ.get("PYTHONPATH", "").split(":") if place)
 
@@ -227,7 +217,7 @@ def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str
 
     Args:
         side: the side.
-        say: receives a line for each overlay that is made, and for each requirement of its packages that is not met.
+        say: receives a line for each overlay that is made.
 
     Returns:
         The path of an executable, or an empty string for the one that runs assay.
@@ -244,16 +234,10 @@ def python_of(side: Side, say: Callable[[str], None] = lambda line: None) -> str
     folder.parent.mkdir(parents=True, exist_ok=True)
     python = folder / "bin" / "python"
     with FileLock(folder.with_suffix(".lock")):
-        if not (folder / _RECORD).exists():
+        if not folder.exists():
             say(f"Making an environment with {few(asked, 3)}, cached as {folder}.")
             with _made_whole(folder) as made:
                 _overlay(made, parent, side.packages)
-                size = sum(file.lstat().st_size for file in made.rglob("*") if not file.is_dir())
-                (made / _RECORD).write_text(_Overlay(packages=asked, size=size).model_dump_json())
-            _keep_within(folder.parent, _BUDGET_BYTES)
-        os.utime(folder / _RECORD)
-    for line in unmet(interpreter(str(python)), _own(folder), parent):
-        say(line)
     return str(python)
 
 
@@ -272,7 +256,7 @@ def _key(parent: Interpreter, packages: Sequence[str]) -> str:
     content = [parent.path, parent.prefix, str(parent.version), *map(str, sorted(parent.packages.items()))]
     for package in packages:
         content.append(package)
-        if other := OF_ANOTHER.fullmatch(package):
+        if other := _OF_ANOTHER.fullmatch(package):
             content.append(digest_of(_metadata(other[1], other[2])))
         elif (file := Path(package).expanduser()).is_file():
             content.append(hashlib.sha256(file.read_bytes()).hexdigest())
@@ -315,10 +299,10 @@ def _overlay(folder: Path, parent: Interpreter, packages: Sequence[str]) -> None
     python, (place,) = folder / "bin" / "python", folder.glob("lib/python*/site-packages")
     # `addsitedir` reads the parent's own .pth files too, and appends: what is installed here comes first.
     (place / _PARENT).write_text("".join(f"import site; site.addsitedir({each!r})\n" for each in parent.places))
-    others = [match for package in packages if (match := OF_ANOTHER.fullmatch(package))]
+    others = [match for package in packages if (match := _OF_ANOTHER.fullmatch(package))]
     for other in others:
         _copy(_metadata(other[1], other[2]), place)
-    by_pip = [package for package in packages if not OF_ANOTHER.fullmatch(package)]
+    by_pip = [package for package in packages if not _OF_ANOTHER.fullmatch(package)]
     if by_pip:
         pip = (
             [str(python), "-m", "pip"]
@@ -383,53 +367,6 @@ def _modules(metadata: Path) -> set[str]:
     tops = {Path(name).parts[0] for name, _ in _files(metadata)}
     names = {top.partition(".")[0] for top in tops if not top.endswith((".dist-info", ".pth", ".data", ".libs"))}
     return {name for name in names if name.isidentifier()}
-
-
-def unmet(looked: Interpreter, own: Sequence[Path], parent: Interpreter) -> list[str]:
-    """List requirements of packages that their environment does not meet, a sentence for each package.
-
-    Requirements that the parent does not meet for its version of the package either are counted: an engine's metadata lists dozens
-    of packages for devices that this machine may lack.
-    """
-    lines = []
-    for distribution in map(importlib.metadata.PathDistribution, own):
-        name, lacking = distribution.metadata["Name"], _lacking(distribution, looked)
-        version, place = parent.packages.get(normalised(name), ("", ""))
-        before = _lacking(importlib.metadata.PathDistribution(Path(place)), parent) if place else {}
-        new = [said for needed, said in lacking.items() if needed not in before]
-        old = f"{counted(len(lacking) - len(new), 'requirement')} that {version} has unmet here too" * (
-            len(new) < len(lacking)
-        )
-        if said := [*([few(new, 3)] if new else []), *([old] if old else [])]:
-            lines.append(f"{name} {distribution.version} requires {', and '.join(said)}.")
-    return lines
-
-
-def _lacking(distribution: importlib.metadata.Distribution, looked: Interpreter) -> dict[str, str]:
-    """Return the requirements of a distribution that an environment does not meet, by package."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    lacking = {}
-    for text in distribution.requires or ():
-        with suppress(InvalidRequirement):
-            needed = Requirement(text)
-            name, here = normalised(needed.name), looked.version_of(normalised(needed.name))
-            if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
-                continue
-            if not here or not needed.specifier.contains(here, prereleases=True):
-                lacking[name] = f"{needed.name}{needed.specifier} ({here or 'none'} is here)"
-    return lacking
-
-
-def _keep_within(root: Path, budget: int) -> None:
-    """Remove the least recently used overlays while all of them together exceed a budget, in bytes."""
-    used = sorted(((record.stat().st_mtime, record.parent) for record in root.glob(f"*/{_RECORD}")), reverse=True)
-    total = 0
-    for when, folder in used:
-        total += _Overlay.model_validate_json((folder / _RECORD).read_text()).size
-        if total > budget and time.time() - when > _IN_USE_S:
-            (folder / _RECORD).unlink()  # first: a half-removed overlay must not be used
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ class Pass:
         admissions: the prefill batches of its requests, in the order in which they were admitted.
         sent: ids of the probes, in the order in which they were sent.
         turns: tokens that a probe's earlier turn left in the cache, by the probe's id.
+        said: the server's response to a command that a feature needs, by the feature's id.
         warm: whether prefixes were cached before.
         page: tokens per page.
         caches: whether the server has a prefix cache.
@@ -41,6 +42,7 @@ class Pass:
     admissions: Sequence[Admission]
     sent: Sequence[str]
     turns: Mapping[str, int]
+    said: Mapping[str, str] = field(default_factory=dict)
     warm: bool = False
     page: int = 1
     caches: bool = True
@@ -48,8 +50,6 @@ class Pass:
     replays: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
-MODEL = "{model}"
-"""In a flag of a feature: the folder of the model."""
 Seen = tuple[str, str]
 """The proof that a feature was on, or the reason why there is none; the other is empty."""
 
@@ -82,6 +82,7 @@ class Feature:
         package: package that it needs.
         drafts: least tokens of a pass that verifies a model's drafts, or 0 if drafts depend on earlier requests.
         bitwise: whether it changes not even a bit if kernels are deterministic.
+        stays: whether it cannot be switched off again in a running server.
         evicts: tokens that a server holds with it on; as many others evict the prefix. 0 if nothing is to be evicted.
         lacking: returns why it cannot be on for a model's configuration, or an empty string.
     """
@@ -104,6 +105,7 @@ class Feature:
     package: str = ""
     drafts: float = 0.0
     bitwise: bool = False
+    stays: bool = False
     evicts: int = 0
     lacking: Callable[[Mapping[str, Any]], str] = lambda config: ""
 
@@ -133,7 +135,7 @@ class Feature:
                 return f"{flag}={flags[flag]} overrides the flag that switches it"
         on = flag_values(self.on) | dict(self.environment)
         given = {**flags, **environment}
-        if on and all(name in given and not _differ(given[name], on[name]) for name in on):
+        if on and not self.stays and all(name in given and not _differ(given[name], on[name]) for name in on):
             return f"the base has it too: {', '.join(f'{name}={value}' for name, value in on.items())}"
         if self.backend and self.backend == backend:
             return f"the base has it too: its attention backend is {backend}"

@@ -64,6 +64,9 @@ class Features(Protocol):
     def features_of(self, device: Device, /) -> dict[str, Feature]:
         """Return all features by id, in the order in which they are listed."""
 
+    def with_models(self, flags: tuple[str, ...], model: Path, folder: Path, /) -> tuple[str, ...]:
+        """Put folders into flags that need models made for the server's own one, which are written into its folder."""
+
 
 @dataclass(frozen=True)
 class LayerRequest:
@@ -95,7 +98,7 @@ class NativeKernel(Protocol):
         """Have the backend compute a call for a layer. Raises anything that the backend raises."""
 
 
-class NativeKernels(Protocol):
+class _NativeKernels(Protocol):
     """``native_kernel``: the engine's own attention backends, without a server. `LATENT_PAGES` has those of latents alone."""
 
     LATENT_PAGES: Mapping[str, int]
@@ -151,9 +154,9 @@ def native_noise(engine: Engine, names: Collection[str], phase: str, stored: boo
     return replace(family(BESIDE_FP8 if beside else ""), merged=merged).name
 
 
-def native_kernels(engine: Engine) -> NativeKernels:
+def native_kernels(engine: Engine) -> _NativeKernels:
     """Return the module with an engine's own attention backends as kernels."""
-    return cast(NativeKernels, module(engine, "native_kernel"))
+    return cast(_NativeKernels, module(engine, "native_kernel"))
 
 
 def features(engine: Engine) -> Features:
@@ -168,11 +171,6 @@ def probed(engine: Engine) -> bool:
 
 def _has(engine: Engine, name: str) -> bool:
     return find_spec(f"assay.harness.engines.{engine}.{name}") is not None
-
-
-def fingerprint_module(engine: Engine) -> str:
-    """Return the module that loads a model without a server and prints its fingerprint, for ``python -m``."""
-    return f"assay.harness.engines.{engine}.fingerprint_process"
 
 
 def module(engine: Engine, name: str) -> Any:

@@ -16,7 +16,7 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile, RunRecord
 from assay.harness.schema import RULE, Record, read_json
 
-SCHEMA: Literal["assay.fingerprint/2"] = "assay.fingerprint/2"
+SCHEMA: Literal["assay.fingerprint/3"] = "assay.fingerprint/3"
 PARTS = (
     "tokens", "generation", "positions", "rope", "config", "weights", "adapters", "quantisation", "experts", "backends", "ignored",
     "arguments", "environment", "packages", "hardware",
@@ -177,8 +177,8 @@ class Fingerprint(RunRecord):
         seconds: time that each part took.
     """
 
-    schema_id: Literal["assay.fingerprint/2"] = Field(SCHEMA, alias="schema")
-    source: Literal["server", "model runner", "endpoint"]
+    schema_id: Literal["assay.fingerprint/3"] = Field(SCHEMA, alias="schema")
+    source: Literal["server", "own server", "endpoint"]
     engine: str
     model: str
     asked: dict[str, str] = Field(default_factory=dict)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +41,7 @@ _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 # Suffixes of evidence. Logs and files that a reader adds are not evidence.
 _SEALED = frozenset({".json", ".jsonl", ".safetensors", ".i64"})
 # Files that hold the seal, or that are rebuilt from evidence.
-_NOT_SEALED = frozenset({"progress.json", "end.json", "counters.json", "report.json", "invariance.json"})
+_NOT_SEALED = frozenset({"progress.json", "end.json", "report.json", "invariance.json"})
 _MOST_NAMES = 3
 
 
@@ -158,11 +157,6 @@ class EvidenceFolder(_BoundFolder[_ManifestKind]):
     def counters(self, role: Role) -> list[CallCount]:
         """Read the counts of attention calls in a role's server."""
         return read_counters(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
-
-    def write_counters(self) -> None:
-        """Write ``counters.json``, the counts of both servers, for people and other tools."""
-        counts = {role: [count.model_dump() for count in self.counters(role)] for role in ROLES}
-        write_whole(self.path / "counters.json", json.dumps(counts, indent=2))
 
 
 class RunFolder(EvidenceFolder[Manifest]):

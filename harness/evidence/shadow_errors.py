@@ -25,32 +25,6 @@ Known = Literal["window", "given"]
 instead of as the cache stores them, in fewer bits. The backend's own error is measured against the deviation."""
 
 
-class WorstCase(Record):
-    """The query and head with the largest relative L1 in a layer and phase.
-
-    It is only displayed. Verdicts use the worst query against the truth (`RoleErrors.worst`), whose candidates include the worst of
-    each call by this measure and by the absolute one.
-
-    Attributes:
-        relative_l1: sum |candidate - reference| / sum |reference| over the head's dimension; infinite if not finite.
-        request: the engine's request id.
-        position: position in the request, cached prefix included.
-        prefix: cached prefix of the request in that call.
-        new: new tokens of the request in that call.
-        sequences: sequences in the call.
-    """
-
-    layer: int
-    phase: Literal["extend", "decode"]
-    relative_l1: float
-    head: int
-    request: str
-    position: int
-    prefix: int
-    new: int
-    sequences: int
-
-
 class FailedCalls(Record):
     """Calls of a layer and phase that the candidate did not compute: their number, and the first error."""
 
@@ -68,7 +42,6 @@ class ShadowHeader(RunRecord):
         candidate: the kernel in the shadow, or empty if calls were only recorded.
         phases: phases that the candidate computes. The cells of other phases are not observed.
         passes: forward passes with the shadow on.
-        worst: worst case of each layer and phase.
         failed: calls that the candidate did not compute.
         unrecorded: layers whose calls could not be recorded, and why.
         untested: layers with a call that could not be compared with the truth, and why.
@@ -89,7 +62,6 @@ class ShadowHeader(RunRecord):
     candidate: str
     phases: tuple[str, ...]
     passes: int = 0
-    worst: tuple[WorstCase, ...] = ()
     failed: tuple[FailedCalls, ...] = ()
     unrecorded: dict[int, str] = Field(default_factory=dict)
     untested: dict[int, str] = Field(default_factory=dict)
@@ -117,16 +89,6 @@ class ShadowErrors:
 
     cells: ErrorTable
     headers: tuple[ShadowHeader, ...]
-
-    @property
-    def worst(self) -> tuple[WorstCase, ...]:
-        """Worst case of each layer and phase over all processes, worst first."""
-        by_place: dict[tuple[int, str], WorstCase] = {}
-        for case in (case for header in self.headers for case in header.worst):
-            known = by_place.get((case.layer, case.phase))
-            if known is None or case.relative_l1 > known.relative_l1:
-                by_place[case.layer, case.phase] = case
-        return tuple(sorted(by_place.values(), key=lambda case: -case.relative_l1))
 
     @property
     def failed_calls(self) -> tuple[FailedCalls, ...]:

@@ -24,8 +24,8 @@ RANKS = (
     "generation", "backends", "arguments", "packages", "hardware", "environment",
 )  # fmt: skip
 """The parts, by how much they change outputs: different tokens change everything, a different variable perhaps nothing."""
-# Arguments for running requests -> a part of the name of the flag that sets them. A bare model runner does not run
-# requests: it neither captures graphs nor chunks a load.
+# Arguments for running requests -> a part of the name of the flag that sets them. A server that was started for its fingerprint
+# alone neither captures graphs nor gets the chunks of a run.
 _OF_REQUESTS = {
     "arguments.chunked_prefill_size": "chunked-prefill-size",
     "arguments.cuda_graph_config": "cuda-graph",
@@ -34,13 +34,13 @@ _OF_REQUESTS = {
 _TABLED = re.compile(r"config\.(\w+\.)?rope_(theta|scaling|parameters)(\.|$)")
 # Source of a URL's fingerprint. No setting was requested of it, so no setting declares a difference from it.
 _ENDPOINT = "endpoint"
-# Parts that are available from a model runner and from a server.
+# Parts that the servers of a run have, and those that were started for their fingerprint alone.
 _IN_BOTH = ("tokens", "generation", "rope", "weights", "environment", "packages")
 # Parts that only one of two servers may have: ignored features are measured without a server, positions need a request.
 _APART = ("ignored", "positions")
 # Differences of weights that make it a different model: most weights differ, or are rounded.
 _OTHER_MODEL = {"weights.other": True, "weights.dtype": True}
-_WITHOUT_SERVER = "loaded without a server"
+_WITHOUT_RUN = "started for its fingerprint alone"
 _SAVED_DTYPE = "config.dtype"
 # Prefixes of the differences that a setting declares, in addition to its own argument.
 _DECLARES: Mapping[str, Sequence[str]] = {
@@ -187,7 +187,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     ):
         settings -= {"model"}  # the same weights at another path, or one tensor more or less, are the same model
     flags = left.asked.keys() | right.asked.keys()
-    alone = "model runner" in sources and len(sources) > 1
+    alone = "own server" in sources and len(sources) > 1
     excused = [name for name, part in _OF_REQUESTS.items() if alone and not any(part in flag for flag in flags)]
     declared = [
         difference.model_copy(update={"declared": _declared(difference, settings, allowed, excused)})
@@ -264,7 +264,7 @@ def _declared(
         names += [setting] if setting.startswith("environment.") else []
         if any(_covers(name, difference.name) for name in (*names, *_DECLARES.get(setting, ()))):
             return setting
-    return _WITHOUT_SERVER if any(_covers(name, difference.name) for name in excused) else ""
+    return _WITHOUT_RUN if any(_covers(name, difference.name) for name in excused) else ""
 
 
 def _covers(declares: str, name: str) -> bool:

@@ -23,7 +23,6 @@ from assay.harness.judge import (
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide, holm_corrected
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.history import check_repeated
 from assay.harness.judge.judgement import WHOLE
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
@@ -79,7 +78,7 @@ def _build(folder: RunFolder) -> Report:
     )
     lost = [accuracy_suite.accuracy_finding(run.read, manifest.command)] if stands else []
     return Report(
-        verdict=decide(suites, checks, progress.failure),
+        verdict=decide((suite.verdict for suite in suites), checks, progress.failure),
         run_id=manifest.run_id,
         created=manifest.created,
         seconds=progress.seconds,
@@ -142,15 +141,7 @@ def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:
 
 def policy_claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
     """Check that the required suites ran, and with which policy."""
-    spec, manifest = run.spec, run.manifest
-    compared = spec.device, spec.reference.backend, manifest.model, tuple(sorted(spec.treatment.items()))
-    return Judged(
-        checks=[
-            *_check_required(spec.policy, ran),
-            *check_repeated(run.folder.path, manifest.created, compared),
-            _check_policy(run),
-        ]
-    )
+    return Judged(checks=[*_check_required(run.spec.policy, ran), _check_policy(run)])
 
 
 def _check_policy(run: RunEvidence) -> Check:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from assay.harness.evidence.manifest import FailureResult
@@ -38,15 +38,15 @@ def holm_corrected(suites: Sequence[_Suite], alpha: float) -> list[_Suite]:
     return corrected
 
 
-def decide(suites: Sequence[SuiteVerdict], checks: Sequence[Check], failure: FailureResult | None = None) -> Verdict:
-    """Decide the verdict of a run or a bench.
+def decide(of: Iterable[Verdict], checks: Sequence[Check], failure: FailureResult | None = None) -> Verdict:
+    """Decide the verdict of a run, by those of its suites, or of a bench, by those of its ratios.
 
     - *error*: the engine failed, even if something was measured before.
     - *regression*: a suite regressed and the servers differed only in the treatment. Missing checks do not excuse it.
     - *pass*: every suite passed and no check failed or is missing.
     - *inconclusive*: anything else.
     """
-    verdicts, statuses = {suite.verdict for suite in suites}, {check.status for check in checks}
+    verdicts, statuses = set(of), {check.status for check in checks}
     if failure:
         return "error"
     if "regression" in verdicts and "failed" not in statuses:

@@ -1,4 +1,4 @@
-"""Errors -> the parts of a report that show them: heat maps, the profile along depth, the worst calls.
+"""Errors -> the parts of a report that show them: heat maps, and the profile along depth.
 
 A value of a heat map is the worst of the finest cells (head, cached prefix, position, place in the batch) that it covers, never
 their average: a bound from noise holds at the worst cell, and an average hides a bug that only few positions have.
@@ -23,7 +23,6 @@ from assay.harness.judge.report import (
     LayersResult,
     OwnError,
     TruthRow,
-    WorstCall,
     excess,
     out_of_bounds,
 )
@@ -88,14 +87,6 @@ def layers_result(
         sources=tuple(row.layer for row in depth if row.out_of_bounds),
         grids=tuple(_grids(errors, bounds)),
         depth=depth,
-        worst=tuple(
-            WorstCall(
-                **case.model_dump(exclude={"relative_l1"}),
-                relative_l1=_own_error(case.relative_l1),
-                bound=_bound(bounds, case.layer, case.phase),
-            )
-            for case in shadow.worst
-        ),
         not_observed=(*_not_observed(shadow, errors, layers), *not_observed),
         pack=pack,
         candidate_errors=tuple(

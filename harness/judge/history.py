@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -13,15 +12,11 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.report import NOT_FINITE, OwnError, Report, excess, read_report
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
-from assay.harness.statement import state
 from assay.harness.text import listed
-from assay.harness.verdict import Check, Requirement, Verdict, serious
+from assay.harness.verdict import Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
-
-Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
-"""The comparison of a run: device, reference, model and treatment. Runs with the same comparison share a history."""
 
 
 class RunLine(Part):
@@ -46,11 +41,6 @@ class RunLine(Part):
 
     treatment: dict[str, tuple[str, str]] = Field({}, description="as in the run's report")
 
-    @property
-    def compared(self) -> Compared:
-        """The comparison that it belongs to."""
-        return self.device, self.reference, self.model, tuple(sorted(self.treatment.items()))
-
 
 class RunList(Part):
     __doc__ = f"A folder of runs, newest first. {RULE}"
@@ -73,37 +63,6 @@ def list_runs(folder: Path) -> RunList:
     return RunList(
         folder=str(folder), runs=tuple(sorted(lines, key=lambda line: (line.created, line.folder), reverse=True))
     )
-
-
-# Folders next to a run that are looked into: a report takes some milliseconds to read.
-_EARLIER_READ = 50
-
-
-def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
-    """Report that a treatment was run before, with the results: a run repeated until it passes has had more than one chance.
-
-    A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
-
-    Args:
-        run: the run's folder; of the runs next to it, the newest `_EARLIER_READ` are read.
-        created: when it began; later ones do not count.
-    """
-    beside = sorted((path for path in run.resolve().parent.iterdir() if (path / REPORT).is_file()), key=_changed)
-    read = [_line(path) for path in beside[-_EARLIER_READ:] if path.name != run.resolve().name]
-    earlier = [each for each in read if each.verdict and each.compared == compared and each.created < created]
-    if not earlier:
-        return []
-    verdicts = Counter(each.verdict for each in sorted(earlier, key=lambda each: each.created))
-    last = Path(max(earlier, key=lambda each: each.created).folder).name
-    outcome = state("ran-before", runs=len(earlier), verdicts=list(verdicts.items()), last=last)
-    return [Requirement("repeated").check("ok" if set(verdicts) == {"pass"} else "not checked", outcome)]
-
-
-def _changed(folder: Path) -> float:
-    try:
-        return (folder / REPORT).stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def find_run(named: Path | None, folder: Path) -> Path:

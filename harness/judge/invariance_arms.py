@@ -104,11 +104,12 @@ def _arm(row: Row) -> Arm:
 
 
 def in_order(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
-    """Sort arms so that those of one server follow each other."""
+    """Sort arms so that those of one server follow each other, and features that stay on in a server come last."""
 
-    def key(arm: Arm) -> tuple[int, list[str], int, list[str]]:
+    def key(arm: Arm) -> tuple[int, list[str], int, int, list[str]]:
         server = server_of(arm, known)
-        return len(server), sorted(server), len(arm), sorted(arm)
+        stays = sum(known[id_].stays for id_ in arm)
+        return len(server), sorted(server), stays, len(arm), sorted(arm)
 
     return sorted(arms, key=key)
 

@@ -15,7 +15,7 @@ WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
 """Suites without which a run is partial. The latency suite is requested separately: it does not measure accuracy."""
 LENGTH_RATIO = "answer-length-ratio"
 """Id of the number that compares the lengths of both roles' answers."""
-SCHEMA: Literal["assay.report/2"] = "assay.report/2"
+SCHEMA: Literal["assay.report/3"] = "assay.report/3"
 
 
 class Metric(Statement):
@@ -70,4 +70,4 @@ class Judgement(Decided, Worded):
 
     words = ("headline", "reasons")
 
-    schema_id: Literal["assay.report/2"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.report/3"] = Field(SCHEMA, alias="schema")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from assay.evals.loads import Shape
 from assay.harness.conditions import MIN_CACHED_SHARE
@@ -30,7 +29,7 @@ from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide
 from assay.harness.judge.evidence import Judged, sorted_differences
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
-from assay.harness.judge.judgement import Metric, SuiteVerdict, measure
+from assay.harness.judge.judgement import Metric, measure
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, worst_ratio
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.same_servers import check_same_servers
@@ -38,7 +37,7 @@ from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
 from assay.harness.stats.ratio import MIN_RATIOS, RatioDecision, decide_ratios
-from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
+from assay.harness.verdict import Check, Finding, Requirement
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -73,11 +72,8 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         ),
         *(_check_shared_prefix(load) for load in load_rows if load.shared_tokens and load.rounds),
     )
-    # The rows of a load follow one another.
-    verdicts = [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
     return LatencyResult(
-        verdict=decide(verdicts, checks),
-        suites=tuple(verdicts),
+        verdict=decide([row.verdict for row in rows], checks),
         device=spec.device,
         eager=manifest.eager,
         bound=spec.policy.latency_bound,
@@ -124,11 +120,8 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
                 floor_low=_finite(floor.interval.low),
                 floor_high=_finite(floor.interval.high),
                 mean=_finite(decision.mean),
-                p=decision.p,
-                bound=policy.latency_bound,
                 verdict=decision.verdict,
                 why=_state_ratio(decision, policy.latency_bound),
-                ratios=ratio.n,
             )
         )
     return rows
@@ -177,16 +170,6 @@ def _cached(blocks: Sequence[Block]) -> float | None:
     reported = [block for block in blocks if block.cached_tokens is not None]
     prompt_tokens = sum(block.input_tokens for block in reported)
     return sum(block.cached_tokens or 0 for block in reported) / prompt_tokens if prompt_tokens else None
-
-
-def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
-    """Decide on a load: the worst of its metrics' verdicts, and the metrics that made it, or the one nearest to the bound."""
-    verdict = min((row.verdict for row in rows), key=WORST_FIRST.index)
-    made = [row for row in rows if row.verdict == verdict]
-    if verdict == "pass":
-        made = [max(made, key=lambda row: row.high or 0.0)]
-    why = tuple(state("of-time", time=row.metric, load="", why=row.why) for row in made)
-    return SuiteVerdict(id=f"{rows[0].shape}-{rows[0].concurrency}", asked=rows[0].where, verdict=verdict, why=why)
 
 
 def _server_checks(

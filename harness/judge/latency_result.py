@@ -8,7 +8,6 @@ from typing import Literal
 from pydantic import Field
 
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.judgement import SuiteVerdict
 from assay.harness.schema import Part
 from assay.harness.statement import Statement, Worded
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
@@ -44,11 +43,8 @@ class LatencyRow(_OfLoad, Worded):
     floor: float | None = Field(description="the reference over itself")
     floor_low: float | None
     floor_high: float | None
-    p: float = Field(description='p value of "at most the bound", corrected for the number of ratios (Holm)')
-    bound: float
     verdict: Verdict
-    why: Statement
-    ratios: int = Field(description="ratios measured; a round gives two")
+    why: Statement = Field(description="with the number of ratios, two of each round, and Holm's p value")
 
 
 class LoadRow(_OfLoad):
@@ -80,7 +76,6 @@ class LatencyResult(Part):
         "", description='the line of policy that sets the bound, such as "latency_bound = 1.1 (default)"'
     )
     note: Statement | None = Field(None, description="why these ratios cannot pass, or null")
-    suites: tuple[SuiteVerdict, ...] = Field((), description="the verdict on each load")
     rounds: int
     warm_up_rounds: int
     seconds: float = Field(description="seconds in which a server was loaded")

@@ -29,7 +29,7 @@ from assay.harness.judge.judgement import Metric, measure
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.judge.noise_limits import EXACT_KL, change_limit, kl_limit
 from assay.harness.judge.report import SuiteResult
-from assay.harness.judge.traces import PartingRow, least_error, parting
+from assay.harness.judge.traces import least_error, parting
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
@@ -145,8 +145,7 @@ def _where(run: RunEvidence, place: Path) -> Iterator[tuple[Role, str]]:
         with suppress(EvidenceError, ValueError):  # not traced, or not comparable: layers of another kind
             own = read_trace(folder, label, nonce)
             apart = parting(own, own, read_trace(place, WITNESS, nonce), least_error(run.dtype, another_kernel=True))
-            row = PartingRow(place=apart.place, layer=apart.layer, names=apart.names, head=apart.head)
-            yield role, "" if row.nowhere else row.where
+            yield role, "" if apart.nowhere else apart.where
 
 
 def judge_logits(

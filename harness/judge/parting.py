@@ -10,7 +10,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.probes import ProbePass, TracedPlace
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.probe_scores import MEASURES, Bound, Measure, places
-from assay.harness.judge.traces import PartingRow, part
+from assay.harness.judge.traces import PartingRow, parting
 from assay.harness.statement import state
 
 Traced = tuple[ProbePass, Path]
@@ -34,26 +34,28 @@ def parting_of(
         features: those of the pass that differs.
         differs: whether the pass differs at the place; its repetition must then differ too.
     """
+    asked: dict[str, Any] = {"features": tuple(features)}
     if place is None:
-        return PartingRow(features=tuple(features), **_unobserved("texts"))
-    row = PartingRow(features=tuple(features), probe=place.probe, index=place.index)
+        return PartingRow(**asked, **_unobserved("texts"))
+    asked |= {"probe": place.probe, "index": place.index}
     if len(traced) < 3:
-        return row.model_copy(update=_unobserved("not asked"))
+        return PartingRow(**asked, **_unobserved("not asked"))
     other = traced[2][0]
     if any(reply.verifications for reply in other.replies):
-        return row.model_copy(update=_unobserved("drafts"))
+        return PartingRow(**asked, **_unobserved("drafts"))
     if problem := next((record.problem for record, _ in traced if not record.complete), ""):
-        return row.model_copy(update=_unobserved("said", problem))
+        return PartingRow(**asked, **_unobserved("said", problem))
     if differs and not _differs_at(base, other, place, {measure: bound.mean for measure, bound in limits.items()}):
-        return row.model_copy(update=_unobserved("same"))
+        return PartingRow(**asked, **_unobserved("same"))
     try:
         first, again, own = (read_trace(folder, record.label, nonce) for record, folder in traced)
         # A base that differs from itself in another batch is not a floor: then nothing but `least` is rounding.
         worst = {measure: bound.worst for measure, bound in limits.items()}
         floor = first if _differs_at(base, traced[1][0], place, worst) else again
-        return row.model_copy(update=part(first, floor, own, least))
+        return parting(first, floor, own, least).model_copy(update=asked)
     except (EvidenceError, ValueError) as error:
-        return row.model_copy(update=_failed(error))
+        said = error.found.rstrip(".") if isinstance(error, EvidenceError) else str(error)
+        return PartingRow(**asked, **_unobserved("said", said))
 
 
 def traced_passes(
@@ -84,10 +86,6 @@ def _differs_at(base: ProbePass, record: ProbePass, place: TracedPlace, limits: 
         for measure in MEASURES
         for at in places(base.replies, record.replies, measure)
     )
-
-
-def _failed(error: EvidenceError | ValueError) -> dict[str, Any]:
-    return _unobserved("said", error.found.rstrip(".") if isinstance(error, EvidenceError) else str(error))
 
 
 def _unobserved(why: Literal["texts", "not asked", "drafts", "same", "said"], said: str = "") -> dict[str, Any]:

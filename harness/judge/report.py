@@ -29,7 +29,7 @@ from assay.harness.verdict import Check, Finding
 __all__ = [  # all parts of a report, wherever they are defined
     "CallSummary", "Check", "ConditionRow", "DepthRow", "DivergenceRow", "EnvelopeResult", "EnvelopeRow", "Environment",
     "ErrorGrid", "FailureResult", "FaultSeen", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow",
-    "Metric", "PassKernels", "Report", "SensitivityResult", "ServerSummary", "SuiteResult", "Tally", "TruthRow", "WorstCall",
+    "Metric", "PassKernels", "Report", "SensitivityResult", "ServerSummary", "SuiteResult", "Tally", "TruthRow",
 ]  # fmt: skip
 
 NOT_FINITE: Literal["not finite"] = "not finite"
@@ -214,23 +214,6 @@ class TruthRow(Part):
     out_of_bounds: bool = Field(description="whether any cell, or the gain of any head, is out of bounds")
 
 
-class WorstCall(Part):
-    """The query and head with the largest error of a layer and phase."""
-
-    layer: int
-    phase: str
-    head: int
-    relative_l1: OwnError = Field(
-        description="error of this one query and head; the bound is for a cell of many queries"
-    )
-    bound: FiniteFloat | None
-    request: str
-    position: int = Field(description="position of the query in its request, including the cached prefix")
-    prefix: int
-    new: int
-    sequences: int = Field(description="sequences in the call")
-
-
 class LayersResult(Part):
     """The layer diff: errors of every layer on the reference's inputs."""
 
@@ -243,7 +226,6 @@ class LayersResult(Part):
     sources: tuple[int, ...] = Field(description="layers whose error is out of bounds")
     grids: tuple[ErrorGrid, ...]
     depth: tuple[DepthRow, ...]
-    worst: tuple[WorstCall, ...]
     not_observed: tuple[Statement, ...] = Field(description='such as "phase-not-computed"')
     pack: str = Field("", description="folder of the replay pack, if any")
     candidate_errors: tuple[Statement, ...] = Field((), description="calls that the candidate did not compute")
@@ -385,7 +367,10 @@ def read_report(path: Path) -> Report:
     rebuild = "rebuild it: assay report RUN"
     report = read_json(path, Report, rebuild)
     absent = [suite for suite in report.asked if suite not in {each.id for each in report.suites}]
-    if report.verdict not in ("error", decide(report.suites, report.checks, report.failure)):
+    if report.verdict not in (
+        "error",
+        decide((suite.verdict for suite in report.suites), report.checks, report.failure),
+    ):
         contradicted = "which contradicts its suites and checks"
     elif report.verdict == "pass" and absent:
         contradicted = f"and has no result of {listed(absent)}, which the run was asked for"

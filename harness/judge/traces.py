@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,124 +102,6 @@ _LEAST: Mapping[str, float] = {"float32": 1e-5, "float16": 5e-3}
 _LEAST_BFLOAT16 = 3e-2
 
 
-@dataclass(frozen=True)
-class _Parting:
-    """The first place at which two traces diverge.
-
-    Attributes:
-        layer: its number; the last one if none differs.
-        names: the tensors that differ there: q, k, v or the output; k and v as computed, or in the cache.
-        head: number of the q head, or of the kv head of K and V, in which the first of them differs most, or None after attention.
-        position: position of its first row or key that differs, from 0, or None if none differs.
-        positions: number of its rows or keys that differ.
-        error: the largest relative error.
-        bound: the largest distance that does not count as a difference.
-    """
-
-    place: _Place
-    layer: int
-    names: tuple[_Name, ...] = ()
-    head: int | None = None
-    position: int | None = None
-    positions: int = 0
-    error: float = 0.0
-    bound: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Errors:
-    """Errors of one tensor: the position of each row or key, int64 [rows], and float64 [rows, heads]."""
-
-    positions: NDArray[np.int64]
-    by_row: NDArray[np.float64]
-
-    @property
-    def largest(self) -> float:
-        return float(self.by_row.max(initial=0.0))
-
-
-def least_error(dtype: str, another_kernel: bool = False) -> float:
-    """Return the error below which nothing is a difference.
-
-    Args:
-        another_kernel: whether another kernel computed one of the two. In float32 it may multiply in TF32, which has as many
-            bits as float16.
-    """
-    return _LEAST.get("float16" if another_kernel and dtype == "float32" else dtype, _LEAST_BFLOAT16)
-
-
-def parting(base: Trace, again: Trace, other: Trace, least: float) -> _Parting:
-    """Find where a request diverges from the base's, in traces that have its queries, and K and V as its last query reads them.
-
-    Args:
-        other: the same request where it differs.
-
-    Raises:
-        ValueError: the traces do not end at the same position and token, or have other layers or shapes.
-    """
-    floor, errors = _errors(base, again), _errors(base, other)
-    for layer in sorted(base.outputs):
-        kept = [each for each in _ORDER if (layer, each) in errors and (layer, each) in floor]
-        bounds = {each: max(least, _FLOOR_FACTOR * floor[layer, each].largest) for each in kept}
-        differing = [each for each in kept if errors[layer, each].largest > bounds[each]]
-        if differing:
-            place, first = differing[0]
-            names = tuple(name for at, name in differing if at == place)
-            return _at(place, layer, names, errors[layer, (place, first)], bounds[place, first])
-    last = max(base.outputs)
-    whole = (last, ("layer", "output")) in errors
-    return _Parting("behind layers" if whole else "behind attention", last)
-
-
-def _at(place: _Place, layer: int, names: tuple[_Name, ...], errors: _Errors, bound: float) -> _Parting:
-    positions = errors.positions[errors.by_row.max(1) > bound]
-    worst = np.unravel_index(errors.by_row.argmax(), errors.by_row.shape)
-    head = None if place == "layer" else int(worst[1])
-    return _Parting(place, layer, names, head, int(positions[0]), len(positions), error=errors.largest, bound=bound)
-
-
-def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
-    """Compare two traces, by layer and tensor."""
-    rows = _matching_rows(base, other)
-    last = max(base.positions, default=-1)
-    if not len(rows) or last != max(other.positions, default=-1) or base.positions[rows[-1, 0]] != last:
-        raise ValueError("the traces do not end at the same position and token")
-    errors: dict[tuple[int, _Tensor], _Errors] = {}
-    for (place, name), ours, theirs in zip(_ORDER, _tensors(base), _tensors(other), strict=True):
-        # A layer that reads K and V of another layer computes none.
-        shared = place == "input" and name != "q"
-        if place != "layer" and (set(ours) != set(theirs) or (set(ours) != set(base.outputs) and not shared)):
-            raise ValueError(f"the traces have {name} of other layers")
-        for layer in set(ours) & set(theirs):
-            a, b = ours[layer], theirs[layer]
-            if place == "cache":  # a pool may have dropped the first keys of one of them
-                count = min(len(a), len(b))
-                a, b, positions = a[-count:], b[-count:], np.arange(last + 1 - count, last + 1)
-            else:
-                a, b, positions = a[rows[:, 0]], b[rows[:, 1]], base.positions[rows[:, 0]]
-            if a.shape != b.shape:
-                raise ValueError(
-                    f"{name} of layer {layer} is {list(a.shape)} in one of the traces, {list(b.shape)} in the other"
-                )
-            errors[layer, (place, name)] = _Errors(positions, _relative(a, b))
-    return errors
-
-
-def _tensors(trace: Trace) -> tuple[dict[int, NDArray[np.float32]], ...]:
-    """Return the compared tensors of a trace, in the order of `_ORDER`."""
-    read = (trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values)
-    return *read, trace.outputs, trace.layer_outputs
-
-
-def _relative(base: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Compute the error of each row in each head, [rows, heads], of [rows, heads, dims]; infinite if not finite."""
-    a, b = base.astype(np.float64), other.astype(np.float64)
-    size = np.abs(a).sum(2).mean(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        errors = np.abs(b - a).sum(2) / np.where(size > 0, size, 1.0)
-    return np.where(np.isfinite(errors), errors, np.inf)
-
-
 class PartingRow(Part):
     """Where in the model a request diverges from the same request to the reference, or to the server without the features."""
 
@@ -266,8 +148,30 @@ class PartingRow(Part):
         return f"layer {self.layer}, {words[self.place]}, {'KV head' if self.names[0] in 'kv' else 'head'} {self.head}"
 
 
-def part(base: Trace, again: Trace, other: Trace, least: float) -> dict[str, Any]:
-    """Compare three traces of a request; return the fields of a row.
+@dataclass(frozen=True)
+class _Errors:
+    """Errors of one tensor: the position of each row or key, int64 [rows], and float64 [rows, heads]."""
+
+    positions: NDArray[np.int64]
+    by_row: NDArray[np.float64]
+
+    @property
+    def largest(self) -> float:
+        return float(self.by_row.max(initial=0.0))
+
+
+def least_error(dtype: str, another_kernel: bool = False) -> float:
+    """Return the error below which nothing is a difference.
+
+    Args:
+        another_kernel: whether another kernel computed one of the two. In float32 it may multiply in TF32, which has as many
+            bits as float16.
+    """
+    return _LEAST.get("float16" if another_kernel and dtype == "float32" else dtype, _LEAST_BFLOAT16)
+
+
+def parting(base: Trace, again: Trace, other: Trace, least: float) -> PartingRow:
+    """Find where a request diverges from the base's, in traces that have its queries, and K and V as its last query reads them.
 
     Args:
         again: the base, repeated in another batch.
@@ -275,9 +179,73 @@ def part(base: Trace, again: Trace, other: Trace, least: float) -> dict[str, Any
         least: the error below which nothing is a difference.
 
     Raises:
-        ValueError: the traces are not of the same tokens, layers and shapes.
+        ValueError: the traces do not end at the same position and token, or have other layers or shapes.
     """
-    at = parting(base, again, other, least)
+    floor, errors = _errors(base, again), _errors(base, other)
+    for layer in sorted(base.outputs):
+        kept = [each for each in _ORDER if (layer, each) in errors and (layer, each) in floor]
+        bounds = {each: max(least, _FLOOR_FACTOR * floor[layer, each].largest) for each in kept}
+        differing = [each for each in kept if errors[layer, each].largest > bounds[each]]
+        if differing:
+            place, first = differing[0]
+            names = tuple(name for at, name in differing if at == place)
+            at = _at(place, names, errors[layer, (place, first)], bounds[place, first])
+            break
+    else:
+        layer = max(base.outputs)
+        whole = (layer, ("layer", "output")) in errors
+        at = PartingRow(place="behind layers" if whole else "behind attention", error=0.0, bound=0.0)
     # A layer of another kind, such as a recurrent layer, has no attention.
-    before = max((layer for layer in other.outputs if layer < at.layer), default=None)
-    return vars(at) | {"before": before, "layers": len(other.outputs)}
+    before = max((each for each in other.outputs if each < layer), default=None)
+    return at.model_copy(update={"layer": layer, "before": before, "layers": len(other.outputs)})
+
+
+def _at(place: _Place, names: tuple[_Name, ...], errors: _Errors, bound: float) -> PartingRow:
+    positions = errors.positions[errors.by_row.max(1) > bound]
+    worst = np.unravel_index(errors.by_row.argmax(), errors.by_row.shape)
+    return PartingRow(
+        place=place, names=names, head=None if place == "layer" else int(worst[1]), position=int(positions[0]),
+        positions=len(positions), error=errors.largest, bound=bound,
+    )  # fmt: skip
+
+
+def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
+    """Compare two traces, by layer and tensor."""
+    rows = _matching_rows(base, other)
+    last = max(base.positions, default=-1)
+    if not len(rows) or last != max(other.positions, default=-1) or base.positions[rows[-1, 0]] != last:
+        raise ValueError("the traces do not end at the same position and token")
+    errors: dict[tuple[int, _Tensor], _Errors] = {}
+    for (place, name), ours, theirs in zip(_ORDER, _tensors(base), _tensors(other), strict=True):
+        # A layer that reads K and V of another layer computes none.
+        shared = place == "input" and name != "q"
+        if place != "layer" and (set(ours) != set(theirs) or (set(ours) != set(base.outputs) and not shared)):
+            raise ValueError(f"the traces have {name} of other layers")
+        for layer in set(ours) & set(theirs):
+            a, b = ours[layer], theirs[layer]
+            if place == "cache":  # a pool may have dropped the first keys of one of them
+                count = min(len(a), len(b))
+                a, b, positions = a[-count:], b[-count:], np.arange(last + 1 - count, last + 1)
+            else:
+                a, b, positions = a[rows[:, 0]], b[rows[:, 1]], base.positions[rows[:, 0]]
+            if a.shape != b.shape:
+                raise ValueError(
+                    f"{name} of layer {layer} is {list(a.shape)} in one of the traces, {list(b.shape)} in the other"
+                )
+            errors[layer, (place, name)] = _Errors(positions, _relative(a, b))
+    return errors
+
+
+def _tensors(trace: Trace) -> tuple[dict[int, NDArray[np.float32]], ...]:
+    """Return the compared tensors of a trace, in the order of `_ORDER`."""
+    read = (trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values)
+    return *read, trace.outputs, trace.layer_outputs
+
+
+def _relative(base: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Compute the error of each row in each head, [rows, heads], of [rows, heads, dims]; infinite if not finite."""
+    a, b = base.astype(np.float64), other.astype(np.float64)
+    size = np.abs(a).sum(2).mean(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        errors = np.abs(b - a).sum(2) / np.where(size > 0, size, 1.0)
+    return np.where(np.isfinite(errors), errors, np.inf)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.conditions import POSITION
 from assay.harness.stats.error_sums import query_sums
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass(frozen=True)
@@ -116,15 +119,11 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     if a.dtype == b.dtype:
-        first, second = (tensor.detach().contiguous().ravel().view(torch.uint8) for tensor in (a, b))
-        # On a CPU, NumPy compares words twice as fast as bytes, and 15 times as fast as `torch.equal` does half precision.
-        word = np.uint64 if first.numel() % 8 == 0 else np.uint8
-        on_cpu = a.device.type == b.device.type == "cpu"
-        same = (
-            np.array_equal(first.numpy().view(word), second.numpy().view(word))
-            if on_cpu
-            else torch.equal(first, second)
-        )
+        first, second = (tensor.detach().contiguous() for tensor in (a, b))
+        if a.device.type == b.device.type == "cpu":  # 15 times as fast as `torch.equal` is in half precision
+            same = not _memcmp(first.data_ptr(), second.data_ptr(), first.nbytes)
+        else:
+            same = torch.equal(*(tensor.ravel().view(torch.uint8) for tensor in (first, second)))
         if same:
             return True
         if a.dtype.itemsize == 1 and a.is_floating_point():  # not every device can compare FP8

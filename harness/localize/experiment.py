@@ -107,13 +107,15 @@ def _fewer(count: int, least: int) -> list[int]:
 
 
 def _axes(lab: Lab) -> Axes:
-    """Return the fields of a shape to vary, and their values. A kernel of latents has no other head_dim."""
+    """Return the fields of a shape to vary, and their values. A kernel of latents has no other head_dim.
+
+    Inference mode is left, but never entered: see `run_calls`.
+    """
     asked = [()] + [(value,) for values in values_of(lab.guard.assay.features).values() for value in values]
     layouts = ("packed", "sliced", "heads first", "each its own")
     axes = {
         "heads": _HEADS, "head_dim": sorted(d for d, v in lab.dims if d == v), "dtype": lab.dtypes,
-        "layer": _LAYERS, "layout": layouts, "data": _DATA, "grad_mode": ("", "inference_mode"), "asked": asked, "first_head": (0,
-        4),
+        "layer": _LAYERS, "layout": layouts, "data": _DATA, "grad_mode": ("",), "asked": asked, "first_head": (0, 4),
     }  # fmt: skip
     return {name: values for name, values in axes.items() if values}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, cycle
 
@@ -65,6 +65,7 @@ class Guard:
         breaches: description of each breach of the contract -> the traceback, or an empty string if nothing was raised.
         written: calls in which it wrote outside of its tensors, and where, phrased to follow "the kernel".
         shared: calls whose output reuses the memory of an earlier output.
+        changed: names of the inputs that it wrote to in its last call with guarded memory.
         memory: whether calls use guarded memory, which takes longer than a small call.
         runs: the number of runs so far.
         expected: the number of planned runs, for the journal.
@@ -81,13 +82,14 @@ class Guard:
         self.breaches: dict[str, str] = {}
         self.written: list[tuple[AttentionCall, str]] = []
         self.shared: list[AttentionCall] = []
+        self.changed: tuple[str, ...] = ()
         self.runs = self.expected = 0
         self._journal, self.memory = journal, memory
         self._held: deque[tuple[Tensor, int, int]] = deque(maxlen=_HELD)
         self._process, self._copied = os.getpid(), mmap.mmap(-1, 1)  # copies of the process share this byte
 
     def __call__(self, call: AttentionCall) -> Outputs:
-        """Compute a call, with log-sum-exps if the kernel declares them. It may write to the call.
+        """Compute a call, with log-sum-exps if the kernel declares them. Without guarded memory, it may write to the call.
 
         Raises:
             KernelRefused: the kernel refuses the call, does not declare a feature that it asks for, or breaks the contract.
@@ -143,7 +145,8 @@ class Guard:
         self._journal.begin(describe(call))
         try:
             with kernel_threads(), call.grad_context():
-                out, written = within_guards(self.kernel, call, flipped) if memory else (self.kernel(call), "")
+                guarded = memory and within_guards(self.kernel, call, flipped)
+                out, written, self.changed = guarded or (self.kernel(call), "", ())
             if call.q.is_cuda:
                 torch.cuda.synchronize()
         finally:
@@ -208,15 +211,16 @@ def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
 
 def attempt(kernel: Kernel, call: AttentionCall) -> CallResult:
     """Have a kernel compute a copy of a call. Raises like `compute`, and a ValueError if numbers overflow the dtype."""
-    given = call.clone()
+    given = call if isinstance(kernel, Guard) and kernel.memory else call.clone()
     before = len(kernel.written) if isinstance(kernel, Guard) else 0
     out = compute(kernel, given)
-    mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
+    names = () if given is call else call.tensors
+    changed = tuple(name for name in names if not same_values(given.tensors[name], call.tensors[name]))
     # The output may be a view of an input, or of a buffer that the next call overwrites.
     kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
     outside = [where for _, where in kernel.written[before:]] if isinstance(kernel, Guard) else []
     result = measure(call, kept, declaration(kernel).noise)
-    return replace(result, mutated=mutated, outside=next(iter(outside), ""))
+    return replace(result, mutated=changed or getattr(kernel, "changed", ()), outside=next(iter(outside), ""))
 
 
 def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:
@@ -238,7 +242,9 @@ def run_calls(
 ) -> KernelRun:
     """Run each call once, then repeat up to `repeats` of the computed ones, spread over all of them.
 
-    The kernel gets copies of the inputs, so that writing to them is detected and does not affect other calls.
+    The kernel gets copies of the inputs, so that writing to them is detected and does not affect other calls. Calls in PyTorch's
+    inference mode are made last, and not repeated: a buffer that a kernel allocates in this mode cannot be written outside of it,
+    and an engine stays in one mode.
 
     Args:
         kernel: the kernel, preferably as a `Guard`, which turns breaches of the contract into refusals.
@@ -256,25 +262,33 @@ def run_calls(
         kernel.expected = runs_of(len(calls), repeats) if repeats else len(calls)
     results: list[CallResult] = []
     refused: list[tuple[AttentionCall, str]] = []
-    made = calls if order is None else order
-    begun: list[AttentionCall] = []
-    for call in (call for call in made if call.phase in declared.phases):
-        begun.append(call)
-        try:
-            results.append(attempt(kernel, call))
-        except KernelRefused as error:
-            refused.append((call, str(error)))
-            continue
-        each(results[-1])
-        if enough(results):
-            break
-    results.sort(key=lambda result: place[id(result.call)])
     failed: list[tuple[AttentionCall, str]] = []
+    begun: list[AttentionCall] = []
+    made = calls if order is None else order
+
+    def make(calls: Iterable[AttentionCall]) -> bool:
+        for call in (call for call in calls if call.phase in declared.phases):
+            begun.append(call)
+            try:
+                results.append(attempt(kernel, call))
+            except KernelRefused as error:
+                refused.append((call, str(error)))
+                continue
+            each(results[-1])
+            if enough(results):
+                return True
+        return False
+
+    ended = make(call for call in made if call.spec.grad_mode != "inference_mode")
+    results.sort(key=lambda result: place[id(result.call)])
     for number in range(0, len(results), _step(len(results), repeats)) if repeats else ():
         try:
             results[number] = _repeated(kernel, results[number])
         except KernelRefused as error:
             failed.append((results[number].call, str(error)))
+    if not ended:
+        make(call for call in made if call.spec.grad_mode == "inference_mode")
+        results.sort(key=lambda result: place[id(result.call)])
     return KernelRun(
         tuple(results),
         delegated=tuple(call for call in made if call.phase not in declared.phases),

@@ -101,19 +101,24 @@ def _unwritten(count: int, dtype: torch.dtype, device: str) -> Tensor:
     return torch.full((count,), float("nan"), dtype=dtype, device=device)
 
 
-def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) -> tuple[Tensor | Outputs, str]:
+def within_guards(
+    kernel: Kernel, call: AttentionCall, flipped: Flipped | None
+) -> tuple[Tensor | Outputs, str, tuple[str, ...]]:
     """Run a kernel with its inputs and allocations within guarded memory.
 
     Args:
         kernel: the kernel.
-        call: the call.
+        call: the call; the kernel gets a copy.
         flipped: the only side of an input that keeps NaN, with known numbers on all others; or None for NaN on all.
 
     Returns:
-        The kernel's return value; and where it wrote outside of its tensors, phrased to follow "the kernel", or an empty string.
+        The kernel's return value; where it wrote outside of its tensors, phrased to follow "the kernel", or an empty string; and
+        the names of the inputs that it wrote to.
     """
     __tracebackhide__ = True
-    inputs = _guards_of(call)
+    packed = call.spec.layout == "packed"
+    laid = call if packed else call.clone()
+    inputs = _guards_of(laid)
     for guarded in inputs:
         for side in _SIDES if flipped else ():
             if flipped != (guarded.name, side):
@@ -121,8 +126,8 @@ def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) 
                 around.copy_(_numbers(len(around), around.dtype, str(around.device)))
     tensors = {guarded.name: guarded.tensor for guarded in inputs}
     if call.spec.layout == "v in k":
-        tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
-    given = call.with_tensors(tensors)
+        tensors["v"] = tensors.get("k", laid.k)[..., : call.v.shape[2]]
+    given = call.clone(tensors) if packed else laid.with_tensors(tensors)
     made: list[_Guarded] = []
     for guarded in inputs:
         _bound(guarded)
@@ -132,13 +137,10 @@ def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) 
     finally:
         for guarded in (*inputs, *made):
             memory.inside.pop(guarded.whole.untyped_storage().data_ptr(), None)
-    for guarded in inputs:  # the caller detects writes to inputs
-        original = getattr(call, guarded.name)
-        if not same_values(guarded.tensor, original):
-            original.copy_(guarded.tensor)
+    changed = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
     stores = [overrun.words for overrun in seen if overrun.does == "writes"]
     stores += [f"writes {words}" for guarded in (*inputs, *made) if not flipped and (words := guarded.written())]
-    return out, stores[0] if stores else ""
+    return out, stores[0] if stores else "", changed
 
 
 def _guards_of(call: AttentionCall) -> list[_Guarded]:

@@ -148,7 +148,6 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
         for engine in engines.values():
             display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
         _measure_servers(plan, engines, folder, display)
-    folder.write_counters()
     folder.seal()
 
 

@@ -30,7 +30,6 @@ from assay.harness.judge.baselines import has_stored_logits
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff, sensitivity, side_probes
 from assay.harness.run.envelope import AGAIN, serve_again
-from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
 from assay.harness.run.logit_scoring import SCORINGS, score
 from assay.harness.run.plan import Plan
@@ -118,12 +117,11 @@ def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
     if ready:
         _ask_all(ready, asked)
         return
-    # Ordered by what a refusal costs: a call of the kernel takes seconds, measuring backends and loading a model up to a minute,
-    # starting a server minutes. A resumed run has passed all three.
+    # Ordered by what a refusal costs: a call of the kernel takes seconds, measuring backends up to a minute, starting a server
+    # minutes. A resumed run has passed both.
     if not folder.progress().servers:
         try_kernel(plan, folder)
         check_asked(plan, display)
-        _check_loaded(plan, display)
     if not stop.together and roles == ROLES and "reference" in pending and stop.open_items("reference"):
         pending = list(ROLES)  # the reference is about to answer more questions, and the candidate will get them too
     for together_ in [pending] if stop.together else [[role] for role in pending]:
@@ -149,18 +147,6 @@ def _ask_all(engines: Sequence[Engine], asked: _Asking) -> None:
     with _kernel_aside(asked.plan, folder, display):
         for group in others:
             _collect(engines, asked, group)
-
-
-def _check_loaded(plan: Plan, display: ProgressDisplay) -> None:
-    """Refuse a candidate whose model, loaded without a server, differs from the accepted one.
-
-    A kernel runs only in a server, so its fingerprint is checked there; everything else is checked there once more.
-    """
-    spec = plan.spec
-    if spec.policy.fingerprint and not (plan.candidate.is_url or plan.candidate.is_kernel):
-        with display.waiting("loading the candidate's model, whose fingerprint is compared"):
-            made = of_side(spec.candidate, spec.device, spec.startup_timeout)
-        check_accepted(Path(spec.policy.fingerprint), made)
 
 
 def _take_fingerprints(engines: Sequence[Engine], asked: _Asking) -> None:

@@ -1,9 +1,8 @@
-"""Taking fingerprints: of a side, whose model is loaded as its server would, and of a URL."""
+"""Taking fingerprints: of a side, whose server is started for it, and of a URL."""
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,12 +12,12 @@ from urllib.parse import urlsplit
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.backend import LOOPBACK
-from assay.harness.engines import failures, registry
+from assay.harness.engines import registry
 from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.environments import python_of
-from assay.harness.engines.inside.control import EVIDENCE
-from assay.harness.engines.launch import Launch, launching
+from assay.harness.engines.launch import Launch
+from assay.harness.engines.launched import server
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.served_fingerprint import chats_of
@@ -29,28 +28,23 @@ from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_w
 from assay.harness.fingerprint.model_folder import folder_notes
 from assay.harness.reading import reading, whole_file
 from assay.harness.run.preflight import ignored_of
-from assay.harness.sides import Device, Engine, Side, flag_values, settings, without_secrets
-from assay.harness.text import how_ended
-from assay.worker import run_command
+from assay.harness.sides import Device, Side, flag_values, settings, without_secrets
 
-# Lines of a failed process's log to include in the error.
-_TAIL_LINES = 20
 # Requests in flight to an endpoint that others use too.
 _AT_ONCE = 4
 
 
 def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
-    """Load the model of a side as its server would, and take the fingerprint; nothing listens or answers.
+    """Start a server of a side, take its fingerprint, and stop it; it answers one short request.
 
     Raises:
         UsageError: there is no such model, or a flag does not exist.
-        EngineError: the model was not loaded.
+        EngineError: the server did not start, or did not report a fingerprint.
     """
     model = resolve_model(side.model, side.flags)
     with tempfile.TemporaryDirectory(prefix="assay-fingerprint-") as temporary:
         folder = Path(temporary)
-        own = launching(side.engine)
-        started = Launch(
+        launch = Launch(
             engine=side.engine,
             role="candidate",
             backend=side.backend,
@@ -66,20 +60,27 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             extra=side.environment,
             interpreter=python_of(side),
         )
-        python, _, _, *flags = own.command(started, 0, "fingerprint")
-        environment = {**os.environ, **own.settings(started, os.environ)}
-        del environment[EVIDENCE]
-        printed = _printed(
-            [python, "-m", registry.fingerprint_module(side.engine), *flags], environment, folder, timeout_s,
-            f"the model runner ({side.backend})", side.engine,
-        )  # fmt: skip
-    made = Fingerprint.model_validate_json(printed)
-    update: dict[str, Any] = {"model": side.model, "asked": dict(settings(without_secrets(side)))}
+        made = _served(launch)
+    update: dict[str, Any] = {
+        "source": "own server",
+        "model": side.model,
+        "asked": dict(settings(without_secrets(side))),
+    }
     update |= {"ignored": ignored_of(model, side), "folder": _notes(model)}
     if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
         with suppress(EvidenceError):  # too large, or in another format: it is then compared only with other servers
             update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
     return made.model_copy(update=update)
+
+
+def _served(launch: Launch) -> Fingerprint:
+    with server(launch) as engine:
+        if (made := engine.fingerprint()) is not None:
+            return made
+        raise EngineError(
+            f"{engine.who} did not report a fingerprint.", "a server that loads assay's plugin",
+            "see the version of its engine; --engine hf loads the model with transformers alone",
+        )  # fmt: skip
 
 
 def _notes(model: Path) -> tuple[FolderNote, ...] | None:
@@ -93,41 +94,19 @@ def _absent(observed: Mapping[str, Any]) -> list[str]:
     return [part for part in PARTS if part not in observed and part != "environment"]
 
 
-def _printed(
-    command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str, engine: Engine
-) -> str:
-    """Run a command to its end, and return the last line that it printed."""
-    log, output = folder / "log", folder / "printed"
-    status = run_command(command, folder, log=log, seconds=timeout_s, environment=environment, output=output)
-    lines, logged = output.read_text(errors="replace").splitlines(), log.read_text(errors="replace")
-    if status == 0 and lines and lines[-1].startswith("{"):
-        return lines[-1]
-    ended = how_ended(status) if status is not None else f"was not done after {timeout_s:g} s"
-    # Its log is in a temporary folder, so the error must include the last lines.
-    tail = "\n".join([*lines[-3:], *logged.splitlines()[-_TAIL_LINES:]])
-    failure = failures.read(logged, engine)
-    raise EngineError(
-        f"{who} {ended}, without a fingerprint{f': {failure.line}' if failure.line else '.'}",
-        "a model that this interpreter loads",
-        failure.do if failure.cause else "see its last lines; --engine hf loads it with transformers alone",
-        details=tail,
-        cause=failure.cause,
-    )
-
-
 def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
     """Observe what a running server reveals: its models and arguments, and the tokens that it counts or names.
 
     Raises:
         EngineError: it does not answer.
     """
-    server = RemoteServer("candidate", url, timeout_s, model)
-    client = server.client()
+    remote = RemoteServer("candidate", url, timeout_s, model)
+    client = remote.client()
     read = folder_readings.observed({
-        "arguments": lambda: _told_arguments(client), "tokens": lambda: _told_tokens(server, client),
+        "arguments": lambda: _told_arguments(client), "tokens": lambda: _told_tokens(remote, client),
     })  # fmt: skip
     told = read.get("arguments", {})
-    config = folder_readings.observed({"config": lambda: _told_settings(server, client, told)})
+    config = folder_readings.observed({"config": lambda: _told_settings(remote, client, told)})
     if why := config.pop("not_observed").get("config"):
         read["not_observed"]["config"] = f"settings of the model not read: {why}"
     read |= {name: config[name] for name in config if name != "seconds"}
@@ -135,7 +114,7 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
         read["packages"] = {"sglang" if "attention_backend" in told else "engine": told["version"]}
     return Fingerprint(
         source="endpoint",
-        engine=f"OpenAI-compatible server {server.url}",
+        engine=f"OpenAI-compatible server {remote.url}",
         model=client.model,
         not_observed={
             **dict.fromkeys([*_absent(read), "environment"], "an endpoint does not tell"),

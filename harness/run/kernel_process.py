@@ -31,7 +31,7 @@ from assay.harness.fingerprint.facts import own_environment
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
 from assay.harness.text import one_line
-from assay.harness.verdict import with_evidence
+from assay.harness.verdict import serious, with_evidence
 
 # The process's output, in the run's folder.
 LOG = "kernel.log"
@@ -163,7 +163,7 @@ def _attempt(
 ) -> None:
     """Have a process do both jobs, and keep each result; if it fails, the first job without a result fails.
 
-    A result from before the kernel was probed is kept, with the reason why it says no more.
+    A result that stood before the kernel was asked for more is kept if it is wrong, with the reason why it says no more.
     """
     due = [*["cause"] * bool(pack), *["matrix"] * matrix]
     stands: KernelResult | None = None
@@ -176,7 +176,7 @@ def _attempt(
             stands = None
             _keep(name, KernelResult.model_validate(event["result"]), folder, display)
         elif name == "stands":
-            stands = KernelResult.model_validate(event["result"]) if event["reading"] else None
+            stands = KernelResult.model_validate(event["result"])
 
     given = {
         "candidate": plan.candidate.name,
@@ -188,8 +188,8 @@ def _attempt(
     if not why or stop.is_set() or not due:
         return
     expected = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
-    if stands is not None:
-        findings = tuple(with_evidence(stands.findings, f"the kernel could not be read: {why}"))
+    if stands is not None and serious(stands.findings):
+        findings = tuple(with_evidence(stands.findings, f"asked for more, {why}"))
         shapes = _words(shape) if due[0] == "matrix" else ""
         result = stands.model_copy(update={"findings": findings, "shapes": shapes})
     elif due[0] == "cause" and pack:

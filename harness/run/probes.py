@@ -68,6 +68,8 @@ def ask(server: Engine, folder: Path, asked: AskedArm) -> Pass:
         EngineError: the server failed.
         EvidenceError: its folder cannot be written or read.
     """
+    first = asked.load.probes[0]
+    said = server.toggle(asked.arm, ProbeRequest(first.id, f"assay-toggled-{asked.label}", first.ids, 0, 1))
     order, size = _order(asked), _at_once(asked)
     mixed = "mixed-chunk" in asked.arm
     turns = _turns(asked) if "conversation" in asked.arm else _whole_prompts(asked) if mixed else {}
@@ -101,6 +103,7 @@ def ask(server: Engine, folder: Path, asked: AskedArm) -> Pass:
         ],
         sent=[probe.id for probe in order],
         turns=turns,
+        said=said,
         warm=warm,
         page=limits.page_tokens if limits else 1,
         caches=limits is None or limits.prefix_cache,

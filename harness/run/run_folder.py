@@ -147,4 +147,3 @@ def recorded(folder: RunFolder) -> Iterator[None]:
         progress = folder.progress()
         seconds = progress.seconds + time.monotonic() - begun
         folder.update(progress.model_copy(update={"seconds": seconds, "failure": failure}))
-        folder.write_counters()

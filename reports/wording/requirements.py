@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from assay.harness.text import counted
 from assay.harness.verdict import Check, CheckStatus
 from assay.reports.wording.say import Found, Templates, found_of, says
 
@@ -99,10 +98,6 @@ _ALL = (
         unchecked="a limit of the policy is wider than its default",
     ),
     _Titles("required", "a required suite ran", missing="a required suite did not run"),
-    _Titles(
-        "repeated", "earlier runs of this comparison had the same verdict",
-        unchecked="an earlier run of this comparison had another verdict",
-    ),
     _Titles("servers-timed", "both servers were timed", missing="the servers were not timed"),
     _Titles(
         "device-kernels", "kernels ran on the device, not interpreted",
@@ -178,15 +173,6 @@ def _policy_weakened(lines: list[str], declared: str) -> Found:
     return Found(
         "; ".join([*lines, *noise]),
         "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]",
-    )
-
-
-@says
-def _ran_before(runs: int, verdicts: list[tuple[str, int]], last: str) -> Found:
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
-    return Found(
-        f"{counted(runs, 'earlier run')} of the same comparison: {counts}; the last is {last}",
-        "judge by all runs of this comparison: assay runs lists them",
     )
 
 

@@ -28,7 +28,7 @@ TEST = "def test_mine():\n    assert_correct(forward, call)"
 @pytest.fixture(scope="module")
 def wrong(examples: ModuleType) -> KernelResult:
     """A wrong kernel, whose finding has an operator and a picture."""
-    found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32], head_dims=[64])[::12], read_out=0)
+    found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32], head_dims=[64])[::40], read_out=0)
     drawn = {"operator": "query i does not see keys j > i", "picture": examples.picture(examples.TOP_LEFT)}
     first, *others = found.findings
     rule = (Property(feature="prefix", kind=">=", values=(1.0,)),)

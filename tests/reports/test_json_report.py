@@ -24,7 +24,7 @@ def test_round_trip(any_report: Report, tmp_path: Path) -> None:
     assert read_report(path) == any_report
     committed = json.loads(_SCHEMA_FILE.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(committed).validate(json.loads(path.read_text(encoding="utf-8")))
-    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == "assay.report/2"
+    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == "assay.report/3"
 
 
 def test_a_verdict_that_its_suites_and_checks_contradict_is_refused(examples: ModuleType, tmp_path: Path) -> None:

@@ -102,6 +102,5 @@ def write_bench(
     for role, torch in (packages or {}).items():
         made = Fingerprint(source="server", engine="SGLang 0 on cpu", model="tiny", packages={"torch": torch})
         FINGERPRINT.write(folder.server_folder(role), made, folder.nonce)
-    folder.write_counters()
     folder.seal()
     return folder

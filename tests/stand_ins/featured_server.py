@@ -18,6 +18,7 @@ import torch
 
 from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.inside.control import FORCED_REQUEST, Control, read_setting
+from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.counters import ADMISSIONS, Admission
@@ -39,6 +40,7 @@ class Served:
     flags: Mapping[str, str]
     batch: int
     cached: int
+    reloaded: bool
     streamed: bool
 
 
@@ -64,7 +66,7 @@ class FeaturedServer(SGLangServer):
             raise EngineError("the stand-in does not start with these flags")
         self.started.append(self.flags)
         self.lock, self.streams, self.done = threading.Lock(), list[Any](), 0
-        self.startup_s, self.cache = 1.0, list[tuple[int, ...]]()
+        self.startup_s, self.reloaded, self.cache = 1.0, False, list[tuple[int, ...]]()
 
     def stop(self) -> None:
         pass
@@ -82,6 +84,7 @@ class FeaturedServer(SGLangServer):
             "disable_overlap_schedule": "--disable-overlap-schedule" in self.flags,
             "enable_mixed_chunk": "--enable-mixed-chunk" in self.flags,
             "disable_radix_cache": "--disable-radix-cache" in self.flags,
+            "enable_lora": "--enable-lora" in self.flags,
         }
 
     def fingerprint(self) -> Fingerprint:
@@ -94,6 +97,11 @@ class FeaturedServer(SGLangServer):
         self.cache.clear()
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
+        if path == "/update_weights_from_disk":
+            self.reloaded = True
+            return {"success": True, "message": "loaded"}
+        if "lora_adapter" in path:
+            return {"success": True}
         starts = body.get("logprob_start_len") or [len(ids) - 1 for ids in body["input_ids"]]
         requests = list(zip(body["rid"], body["input_ids"], starts, body["sampling_params"], strict=True))
         self.scored = "return_logprob" in body
@@ -142,10 +150,10 @@ class FeaturedServer(SGLangServer):
     def _answer(self, rid: str, ids: list[int], start: int, sampling: Any, batch: int, streamed: bool) -> Any:
         depth = sampling["max_new_tokens"]
         cached = self._cached(ids, start)
-        served = Served(self.flags, batch, cached, streamed)
+        served = Served(self.flags, batch, cached, self.reloaded, streamed)
         control = read_setting(Path(self.launch.evidence)).control
         fault = cached > 0 if control.fault == "mask-top-left" else bool(control.fault)
-        shift = 1.0 if fault or type(self).bug(served) else 0.0
+        shift = 1.0 if fault or type(self).bug(served) or self.adapter == OTHER_ADAPTER else 0.0
         forces, file = rid.startswith(FORCED_REQUEST), Path(self.launch.evidence) / "forced.json"
         forced = json.loads(file.read_text()).get(rid, ()) if forces else ()
         sequence, output = list(ids), []

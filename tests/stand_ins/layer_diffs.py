@@ -11,7 +11,7 @@ import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
 from assay.harness.evidence.error_table import DISTANCE, SUMS, ErrorTable, Floats, RoleErrors
-from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader, WorstCase
+from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
 from assay.harness.judge.error_grids import layers_result
 from assay.harness.judge.logits import LogitsRow
 from assay.harness.judge.report import LayersResult
@@ -26,7 +26,6 @@ def cells(
     heads: int,
     error: Sum,
     phases: tuple[str, ...] = PHASES[:1],
-    worst: tuple[WorstCase, ...] = (),
     errors: tuple[FailedCalls, ...] = (),
     unrecorded: dict[int, str] | None = None,
     gain: float = 0.0,
@@ -55,7 +54,7 @@ def cells(
                             }  # fmt: skip
                             sums.append([made.get(name, 0.0) for name in DISTANCE])
     legend = ShadowHeader(
-        reference="torch_native", candidate="sage_attn_as_shipped", phases=phases, passes=62, worst=worst,
+        reference="torch_native", candidate="sage_attn_as_shipped", phases=phases, passes=62,
         failed=errors, unrecorded=unrecorded or {}, candidate_noise=noise, heads=dict.fromkeys(range(layers), heads),
         rows=640, sampled_rows=640,
     )  # fmt: skip
@@ -114,14 +113,7 @@ def seed_case() -> LayersResult:
             return float(1.1 + 0.3 * base[layer, head] / base.max() + 0.1 * (position == "0"))
         return float(base[layer, head] * places[position]) if prefix == "0" and place == "only" else None
 
-    worst = tuple(
-        WorstCase(
-            layer=layer, phase="extend", relative_l1=3.1 - 0.4 * layer, head=layer % 3, request="35e5d6bfa8164f14aa52ad",
-            position=57 + layer, prefix=54, new=27, sequences=3,
-        )
-        for layer in range(4)
-    )  # fmt: skip
-    run = cells(4, 4, error, worst=worst)
+    run = cells(4, 4, error)
     bounds = {(layer, "extend"): 0.0468 + 0.0013 * layer for layer in range(4)}
     free = {0: (1.21, math.nan), 1: (1.34, 0.61), 2: (1.29, 0.7), 3: (1.4, 0.85)}
     return layers_result(run, bounds, free, pack="runs/20261120-121002/inside/server/pack")
@@ -153,18 +145,8 @@ def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES
             return INFINITE
         return float(base[layer, head] * (1.0 if phase == "extend" else 0.4))
 
-    worst = (
-        WorstCase(
-            layer=unfinite[0], phase="extend", relative_l1=INFINITE, head=unfinite[1], request="req-1", position=412,
-            prefix=400, new=20, sequences=1,
-        ),
-        WorstCase(
-            layer=faulty[0], phase="extend", relative_l1=0.8812, head=faulty[1], request="req-2", position=400,
-            prefix=400, new=20, sequences=1,
-        ),
-    )  # fmt: skip
     failed = FailedCalls(layer=2, phase="extend", calls=3, text="RuntimeError: no kernel image\nfor this device")
-    run = cells(layers, heads, error, phases, worst, (failed,), {5: "it is larger than the budget"})
+    run = cells(layers, heads, error, phases, (failed,), {5: "it is larger than the budget"})
     rng = np.random.default_rng(2)
     bounds = {
         (layer, phase): float(0.047 * rng.uniform(0.95, 1.15)) for layer in range(layers) for phase in PHASES

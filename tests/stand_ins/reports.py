@@ -39,7 +39,6 @@ from assay.harness.judge.report import (
     SuiteResult,
     Tally,
     TruthRow,
-    WorstCall,
 )
 from assay.harness.picture import CELLS, Picture
 from assay.harness.sides import Role
@@ -252,13 +251,10 @@ def _hostile_layers(h: str) -> LayersResult:
         id=h, where=h, columns="head", row_labels=(h, h), column_labels=(h,), values=((1.0,), ("not finite",)),
         bounds=(0.1, 0.1),
     )  # fmt: skip
-    call = WorstCall(
-        layer=0, phase=h, head=0, relative_l1="not finite", bound=0.1, request=h, position=1, prefix=0, new=2, sequences=1
-    )  # fmt: skip
     depth = DepthRow(layer=0, own=1.0, bound=0.1, out_of_bounds=True)
     return LayersResult(
         reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=(0,),
-        grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,),
+        grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,),
         not_observed=(state(h, said=h),), pack=h, candidate_errors=(state(h, said=h),), against_truth=(truth_row(0, h, 1.0),),
     )  # fmt: skip
 
@@ -283,8 +279,8 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     finding = Finding(id=text, title=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text)
     row = LatencyRow(
         shape=text, concurrency=4, metric="ttft", reference_s=0.0123, candidate_s=0.0123 * ratio, ratio=ratio,
-        low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987, floor_high=1.013, p=0.5, bound=1.1,
-        verdict=verdict, why=state(text, said=text), ratios=16,
+        low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987, floor_high=1.013,
+        verdict=verdict, why=state(text, said=text),
     )  # fmt: skip
     load = LoadRow(
         shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,

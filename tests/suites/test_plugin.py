@@ -89,7 +89,7 @@ def test_the_documented_example_passes_as_it_stands(run: Run, documented: Path) 
     done, found = run(documented, "test_my_kernels.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert outcome(found["test_attention"]) == "passed"
-    [line] = re.findall(r"^assay: 1 kernel, (\d+) calls, worst 0\.\d+ of its bound$", done.stdout, re.MULTILINE)
+    [line] = re.findall(r"^assay: 1 kernel, (\d+) calls, worst 0\.\d+ × its bound$", done.stdout, re.MULTILINE)
     assert int(line) == len(cases())
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from assay.harness.drivers.bisect.majority import LEAD, Outcome, majority
+from assay.harness.drivers.bisect import LEAD, Outcome, majority
 from assay.harness.schema import Record
 from assay.harness.statement import Statement, state
 from assay.harness.stats.ddmin import ddmin

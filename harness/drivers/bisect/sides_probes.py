@@ -11,7 +11,7 @@ from pathlib import Path
 
 from assay.evals.greedy import MAX_TOKENS
 from assay.harness.config import RUNS, SIDES_FLAGS, RunSpec
-from assay.harness.drivers.bisect.majority import Outcome
+from assay.harness.drivers.bisect import Outcome
 from assay.harness.drivers.bisect.sides import SidePair
 from assay.harness.drivers.bisect.sides_search import Votes, find_sets
 from assay.harness.drivers.bisect.sides_task import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from assay.harness.drivers.bisect.majority import LEAD, MOST, Outcome, majority
+from assay.harness.drivers.bisect import LEAD, MOST, Outcome, majority
 from assay.harness.statement import Statement, state
 from assay.harness.stats.ddmin import ddmin, narrow
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from assay.harness.config import RUN_FLAGS, RunSpec
-from assay.harness.drivers.bisect import SCHEMA
-from assay.harness.drivers.bisect.majority import Outcome
+from assay.harness.drivers.bisect import SCHEMA, Outcome
 from assay.harness.drivers.bisect.sides_search import Searched
 from assay.harness.errors import ExitCode
 from assay.harness.schema import Record

@@ -166,5 +166,5 @@ class Model:
         """List how it contradicts its folder: RoPE, token ids and parameters without a value in the checkpoint."""
         with torch.inference_mode():
             parts = {"tokens": self.tokens(), "rope": self.ropes(), "weights": self.weights()}
-        seen = Fingerprint(source="model runner", engine="", model=str(self.folder), **parts)
+        seen = Fingerprint(source="server", engine="", model=str(self.folder), **parts)
         return [fault.says for fault in faults(seen) if fault.outputs]

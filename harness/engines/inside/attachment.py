@@ -125,7 +125,6 @@ class Attachment:
         self._batch: Any = None
         # An engine may compute sequences of both phases in a pass.
         self._of_phase: dict[Phase, ForwardPass] = {}
-        self._passes = 0
         # Whether a watched layer ran in Python in this pass: not if it is compiled, or replayed from a CUDA graph.
         self._layers_ran = False
         self._highest = -1
@@ -197,8 +196,7 @@ class Attachment:
         control, number = self._setting.control, call.layer
         try:
             if call.phase not in self._of_phase:
-                self._of_phase[call.phase] = call.describe_pass(self._passes)
-                self._passes += 1
+                self._of_phase[call.phase] = call.describe_pass()
         except KernelRefused as error:
             self._refuse(call, error)
         else:

@@ -22,7 +22,6 @@ class ForwardPass:
     """The facts that all layers of a forward pass share.
 
     Attributes:
-        number: unique in the process.
         new: new tokens per sequence.
         prefix: cached prefix per sequence, in tokens.
         requests: the engine's request id per sequence.
@@ -30,7 +29,6 @@ class ForwardPass:
         mixed: True if the engine put sequences in decode into an extend pass.
     """
 
-    number: int
     new: tuple[int, ...]
     prefix: tuple[int, ...]
     requests: tuple[str, ...]
@@ -83,7 +81,7 @@ class ObservedCall(Protocol):
     def requests(self) -> Sequence[str]:
         """The engine's ids of the requests of the batch."""
 
-    def describe_pass(self, number: int) -> ForwardPass:
+    def describe_pass(self) -> ForwardPass:
         """Describe the pass. Raises KernelRefused if the contract cannot express it."""
 
     def own(self) -> tuple[Tensor, Tensor] | None:

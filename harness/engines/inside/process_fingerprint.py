@@ -41,7 +41,7 @@ def describe_process(
     with torch.inference_mode():
         seen = observed(every)
     label = engine_label(engine, version, device.partition(":")[0])
-    return Fingerprint(run=nonce_of_process(), source="model runner", engine=label, model=model, **seen)
+    return Fingerprint(run=nonce_of_process(), source="server", engine=label, model=model, **seen)
 
 
 def rank() -> int:

@@ -41,7 +41,6 @@ from assay.harness.evidence.shadow_errors import (
     FOLDER,
     FailedCalls,
     ShadowHeader,
-    WorstCase,
     write_shadow_errors,
 )
 from assay.harness.stats.error_sums import query_sums, relative_l1
@@ -49,7 +48,6 @@ from assay.harness.stats.error_sums import query_sums, relative_l1
 _WRITE_INTERVAL_S = 0.5
 _MAX_WRITE_SHARE = 0.05  # of wall-clock time
 _MAX_TEXT = 1000
-_MAX_PASSES = 256  # kept in memory until the worst cases among them are resolved
 
 
 def _beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
@@ -150,11 +148,6 @@ class Shadow:
         self._untested: dict[int, str] = {}
         self._failed: dict[tuple[int, Phase], FailedCalls] = {}
         self._count = self._row_count = self._sampled = 0
-        # The worst (value, pass, index) of a layer and phase stays on the device, so that no call waits for it: `_resolve_worst`
-        # reads it, turns it into a case, and forgets the passes that it needed for that.
-        self._worst: dict[tuple[int, Phase], Tensor] = {}
-        self._cases: dict[tuple[int, Phase], WorstCase] = {}
-        self._passes: dict[int, ForwardPass] = {}
         # The latest pass of each phase: an engine may compute both phases in the same layers of one pass, in turn.
         self._entered: dict[Phase, _OfPass] = {}
 
@@ -196,13 +189,10 @@ class Shadow:
         self._failed[layer, phase] = FailedCalls(layer=layer, phase=phase, calls=calls, text=text)
 
     def _enter(self, call: ObservedCall, out: Tensor) -> _OfPass:
-        """Return what the calls of this one's pass share, and record the pass if it is a new one."""
+        """Return what the calls of this one's pass share, and count the pass if it is a new one."""
         known, of_pass = self._entered.get(call.phase), call.forward_pass
         if known is not None and known.forward_pass is of_pass:
             return known
-        if len(self._passes) >= _MAX_PASSES:
-            self._resolve_worst()
-        self._passes[of_pass.number] = of_pass
         values: Values = {}
         if self._counting is not None and call.phase == "decode":
             values = self._counting.decode(of_pass.prefix, of_pass.requests)
@@ -225,9 +215,6 @@ class Shadow:
         if layer not in self._sums:
             self._sums[layer] = LayerSums(heads, reference.device)
         (value, at), (_, farthest) = self._sums[layer].measure(got, reference, of.conditions)
-        latest = torch.stack([value, torch.full_like(value, call.forward_pass.number), at.double()])
-        known = self._worst.get((layer, phase))
-        self._worst[layer, phase] = latest if known is None else torch.where(latest[0] > known[0], latest, known)
         if self._writer is not None and self._writer.wants_worst(layer, phase, float(value)):
             row, head = divmod(int(at), heads)
             sequence, position = call.forward_pass.locate(row)
@@ -301,14 +288,12 @@ class Shadow:
             self._writer.flush()
         if self._counting is not None:
             ENVELOPE_FILES.write(self._folder, self._counting.counts(nonce_of_process()))
-        self._resolve_worst()
         header = ShadowHeader(
             run=nonce_of_process(),
             reference=" + ".join(sorted(self.references)),
             candidate=self._candidate.name if self._candidate else "",
             phases=self._phases,
             passes=self._count,
-            worst=tuple(self._cases.values()),
             failed=tuple(self._failed.values()),
             unrecorded=self._unrecorded,
             untested=self._untested,
@@ -329,28 +314,3 @@ class Shadow:
         parts = [sums.cells(layer, self._rank * sums.heads) for layer, sums in self._sums.items()]
         parts += [sums.cells(layer, self._rank * sums.heads) for (layer, _), sums in self._truth.items()]
         write_shadow_errors(self._folder / FOLDER / f"{os.getpid()}.safetensors", joined(parts), header)
-
-    def _resolve_worst(self) -> None:
-        """Look up the requests of the worst cases, and drop the passes."""
-        for (layer, phase), tensor in self._worst.items():
-            value, number, at = tensor.tolist()
-            if int(number) in self._passes:
-                self._cases[layer, phase] = self._case(layer, phase, value, self._passes[int(number)], int(at))
-        latest = [of.forward_pass for of in self._entered.values()]
-        self._passes = {of_pass.number: of_pass for of_pass in latest}
-
-    def _case(self, layer: int, phase: Phase, relative_l1: float, of: ForwardPass, at: int) -> WorstCase:
-        heads = self._sums[layer].heads
-        row, head = divmod(at, heads)
-        sequence, position = of.locate(row)
-        return WorstCase(
-            layer=layer,
-            phase=phase,
-            relative_l1=relative_l1,
-            head=self._rank * heads + head,
-            request=of.requests[sequence],
-            position=of.prefix[sequence] + position,
-            prefix=of.prefix[sequence],
-            new=of.new[sequence],
-            sequences=len(of.new),
-        )

@@ -69,14 +69,14 @@ class SGLangCall:
         """Number of q heads that this process computes."""
         return int(self.radix_attention.tp_q_head_num)
 
-    def describe_pass(self, number: int) -> ForwardPass:
+    def describe_pass(self) -> ForwardPass:
         """Describe the pass. Raises KernelRefused if the batch is padded, or its mode is not a phase of the contract."""
         new, prefix = lengths(self.phase, self.batch, "the attached candidate")
         rows = self.q.shape[0]
         if sum(new) != rows:
             raise KernelRefused(f"a batch of {sum(new)} tokens has {rows} rows; start the server without padding")
         mixed = self.phase == "extend" and self.batch.forward_mode.name == _MIXED
-        return ForwardPass(number, tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed)
+        return ForwardPass(tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed)
 
     @property
     def given(self) -> tuple[Tensor, Tensor] | None:

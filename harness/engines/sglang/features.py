@@ -6,12 +6,12 @@ server, or by how requests are sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
 
 from assay.evals.probes import CHUNK, PAGE
 from assay.harness.engines.features import (
-    MODEL,
     Feature,
     Pass,
     Seen,
@@ -25,6 +25,17 @@ from assay.harness.engines.features import (
     shown_if,
     streamed,
 )
+from assay.harness.engines.model import configuration
+from assay.harness.engines.sglang.beside_model import (
+    ADAPTER,
+    ADAPTER_NAME,
+    DRAFT,
+    MODEL,
+    attends_by_request,
+    filled,
+    has_experts,
+    like_llama,
+)
 from assay.harness.sides import Device
 
 DERIVED = ("arguments.cuda_graph_config",)
@@ -36,11 +47,6 @@ _GPU: tuple[Device, ...] = ("cuda",)
 _HOST_TOKENS = 16384
 # Most tokens that SGLang recomputes instead of reading them back from the host's memory: its ``load_back_threshold`` is 10.
 _LEFT_ON_HOST = 9
-# Architectures whose modules in SGLang divide the heads by the size of attention's own group (``attn_tp_size``).
-_BY_REQUEST = (
-    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM",
-    "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
-)  # fmt: skip
 # A pass that verifies drafts computes several tokens of each request, with the kernel of prefill.
 _VERIFIED: Literal["another kernel"] = "another kernel"
 
@@ -54,6 +60,15 @@ def _read_back(over: Pass) -> Seen:
     read = [reply.host_tokens for reply in over.replies if _LEFT_ON_HOST < reply.host_tokens <= reply.cached_tokens]
     said = f"{len(read)} prefixes were read back from the host's memory, up to {max(read, default=0):,} tokens"
     return shown_if(read, said, "no prefix was read back from the host's memory")
+
+
+def _said(feature: str, why: str) -> Callable[[Pass], Seen]:
+    return lambda over: shown_if(over.said.get(feature), over.said.get(feature, ""), why)
+
+
+_RELOADED = _said("weights-again", "the server did not confirm that it loaded them")
+_WOKEN = _said("sleep-wake", "the server did not confirm that it slept and woke")
+_ADAPTED = _said("zero-lora", "a nonzero adapter changed nothing")
 
 
 def _graphs(phase: str) -> Callable[[Pass], Seen]:
@@ -104,23 +119,6 @@ def _speculated(over: Pass) -> Seen:
     return shown_if(passes, said, "no draft was verified")
 
 
-def _attends_together(config: Mapping[str, Any]) -> str:
-    """Say why two GPUs cannot share the requests of a model's attention, or return an empty string."""
-    architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
-    return "" if architecture in _BY_REQUEST else f"SGLang's {architecture} shares every layer among all GPUs"
-
-
-def _without_experts(config: Mapping[str, Any]) -> str:
-    """Say why the experts of a model cannot be shared by two GPUs, or return an empty string."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    count = next((int(config[name]) for name in names if config.get(name)), 0)
-    if count < 2:
-        return "the model has no experts"
-    if config.get("model_type") == "gpt_oss":
-        return "SGLang 0.5.17 leaves the experts of gpt-oss together"
-    return "" if count % 2 == 0 else f"{count} experts cannot be shared by two"
-
-
 def _features(device: Device) -> Iterable[Feature]:
     chunk = CHUNK[device]
     yield Feature(
@@ -136,6 +134,12 @@ def _features(device: Device) -> Iterable[Feature]:
         requires=("prefix-cache",), excludes=("ngram",),
     )  # fmt: skip
     yield Feature("streamed", "answers are streamed", seen=streamed, bitwise=True)
+    yield Feature(
+        "weights-again",
+        "the same weights were loaded again while the server ran",
+        seen=_RELOADED,
+        stays=True,
+    )
     yield Feature(
         "chunked-prefill", f"prompts are prefilled in chunks of {chunk} tokens", on=(f"--chunked-prefill-size={chunk}",),
         resolved={"chunked_prefill_size": chunk}, seen=chunked,
@@ -160,6 +164,14 @@ def _features(device: Device) -> Iterable[Feature]:
     yield Feature(
         "retraction", "requests are retracted and computed again", environment={"SGLANG_TEST_RETRACT": "1"}, seen=_retracted,
         requires=("batch",),
+    )  # fmt: skip
+
+    kernels = ("--lora-backend=torch_native",) if device == "cpu" else ()
+    yield Feature(
+        "zero-lora", "every request names an adapter that adds zeros",
+        on=("--enable-lora", f"--lora-paths={ADAPTER_NAME}={ADAPTER}", *kernels), resolved={"enable_lora": True}, seen=_ADAPTED,
+        # SGLang refuses adapters together with a draft model up to 0.5.17, loads no weights below an adapter, and compiles none.
+        excludes=("draft-model", "eagle", "dp-attention", "weights-again", "torch-compile"), lacking=like_llama,
     )  # fmt: skip
 
     yield Feature(
@@ -221,10 +233,27 @@ def _on_gpus() -> Iterable[Feature]:
         lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
     yield Feature(
+        "eagle", "drafts of a model of one layer are verified, and most are rejected: its weights are random",
+        on=(
+            "--speculative-algorithm=EAGLE", f"--speculative-draft-model-path={DRAFT}", "--speculative-num-steps=3",
+            "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4",
+        ),
+        resolved={"speculative_algorithm": "EAGLE"}, seen=_speculated, cost=_VERIFIED, drafts=1.0,
+        # SGLang would load the model's weights into the draft again.
+        excludes=("conversation", "mixed-chunk", "ngram", "draft-model", "weights-again"), devices=_GPU,
+        lacks="SGLang's kernels for drafts need AMX there", lacking=like_llama,
+    )  # fmt: skip
+    yield Feature(
         "hicache", "the prefix cache goes on in the host's memory",
         on=("--enable-hierarchical-cache", f"--max-total-tokens={_HOST_TOKENS}"),
         resolved={"enable_hierarchical_cache": True}, seen=_read_back, requires=("prefix-cache",), devices=_GPU,
         lacks="it copies with CUDA", evicts=_HOST_TOKENS,
+    )  # fmt: skip
+    yield Feature(
+        "sleep-wake", "the server gave its memory back and took it again",
+        on=("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-draft-weights-cpu-backup"),
+        resolved={"enable_memory_saver": True}, seen=_WOKEN, devices=_GPU,
+        lacks="it needs CUDA's virtual memory", package="torch_memory_saver", stays=True,
     )  # fmt: skip
     yield Feature(
         "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),
@@ -232,15 +261,24 @@ def _on_gpus() -> Iterable[Feature]:
         declares=("arguments.chunked_prefill_size",),
         # A prefix is in the cache of one of the two, and each has half of a chunk.
         excludes=("tensor-parallel", "prefix-cache", "chunked-prefill"), devices=_GPU,
-        lacks="SGLang's torch_native computes no idle batch", gpus=2, lacking=_attends_together,
+        lacks="SGLang's torch_native computes no idle batch", gpus=2, lacking=attends_by_request,
     )  # fmt: skip
     yield Feature(
         "expert-parallel", "two GPUs share the experts", on=("--tp-size=2", "--ep-size=2"), resolved={"tp_size": 2, "ep_size": 2},
         cost="another kernel", excludes=("tensor-parallel", "dp-attention"), devices=_GPU, lacks="it needs two GPUs", gpus=2,
-        lacking=_without_experts,
+        lacking=has_experts,
     )  # fmt: skip
 
 
 def features_of(device: Device) -> dict[str, Feature]:
     """Return all features by id, in the order in which they are listed."""
     return {feature.id: feature for feature in _features(device)}
+
+
+def with_models(flags: tuple[str, ...], model: Path, folder: Path) -> tuple[str, ...]:
+    """Put folders into flags, of the model and of those made for it, which are written into the server's folder.
+
+    Raises:
+        EvidenceError: the folder cannot be written.
+    """
+    return filled(flags, model, configuration(model), folder)

@@ -1,4 +1,4 @@
-"""Probes of an SGLang server: prompts scored token by token, and answers of given lengths.
+"""Probes of an SGLang server: prompts scored token by token, answers of given lengths, and commands that toggle features.
 
 SGLang uses the prefix cache no further than ``logprob_start_len``, so a start of 0 would switch prefix hits off
 (``_compute_max_prefix_len`` in ``srt/managers/schedule_batch.py``, the same in 0.5.17 and 0.5.23). The start is therefore also the
@@ -7,14 +7,16 @@ longest prefix that can come from the cache; ``meta_info.cached_tokens`` is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from assay.harness.engines.base import ProbeRequest
 from assay.harness.engines.generation import readable, scores
 from assay.harness.engines.inside.control import FORCED_REQUEST
 from assay.harness.engines.sglang import forcing
+from assay.harness.engines.sglang.beside_model import ADAPTER_NAME, OTHER_ADAPTER
 from assay.harness.evidence.probes import ProbeReply
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def probe(server: SGLangServer, requests: Sequence[ProbeRequest], *, streamed: b
     if streamed:
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(lambda request: _streamed(server, request), requests))
-    replies = server.send(_PATH, _body(requests))
+    replies = server.send(_PATH, _body(requests, server.adapter))
     if not all(request.scored for request in requests):
         return []
     with readable(server, _PATH, _EXPECTED):
@@ -40,13 +42,55 @@ def probe(server: SGLangServer, requests: Sequence[ProbeRequest], *, streamed: b
 
 
 def _streamed(server: SGLangServer, request: ProbeRequest) -> ProbeReply:
-    fields = {key: value[0] if isinstance(value, list) else value for key, value in _body([request]).items()}
+    fields = {
+        key: value[0] if isinstance(value, list) else value for key, value in _body([request], server.adapter).items()
+    }
     events = server.client().events(_PATH, {**fields, "stream": True})
     with readable(server, _PATH, _EXPECTED):
         return _reply(request, events[-1], len(events))
 
 
-def _body(requests: Sequence[ProbeRequest]) -> dict[str, Any]:
+def toggle(server: SGLangServer, features: Collection[str], probe: ProbeRequest) -> dict[str, str]:
+    """Implement `Engine.toggle`: load the weights again, sleep and wake, and name an adapter of zeros."""
+    server.adapter = ADAPTER_NAME if "zero-lora" in features else ""
+    commands: dict[str, Callable[[SGLangServer], str]] = {
+        "weights-again": _reload, "sleep-wake": _sleep, "zero-lora": lambda of: _apply_another(of, probe),
+    }  # fmt: skip
+    return {id_: command(server) for id_, command in commands.items() if id_ in features}
+
+
+def _reload(server: SGLangServer) -> str:
+    """Have a server reload its own weights; return its reply, or an empty string if it failed."""
+    model = server.arguments().get("model_path")
+    reply = server.send("/update_weights_from_disk", {"model_path": model, "flush_cache": True})
+    return f"the server says: {reply.get('message') or 'loaded'}" if reply.get("success") else ""
+
+
+def _sleep(server: SGLangServer) -> str:
+    """Have a server release its memory and take it back, and return a sentence that says so."""
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        server.send(path, {})
+    return "the server gave its memory back and took it again"
+
+
+def _apply_another(server: SGLangServer, probe: ProbeRequest) -> str:
+    """Have a server load a nonzero adapter and ask a probe with either; return how far apart they are, or an empty string."""
+    zeros, path = server.adapter, (server.launch.evidence / OTHER_ADAPTER).resolve()
+    server.send("/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str(path)})
+    scored = []
+    for name in (zeros, OTHER_ADAPTER):
+        server.adapter = name
+        server.flush_cache()
+        (reply,) = server.probe([replace(probe, name=f"{probe.name}-{name}")])
+        scored.append(reply.prefill.own)
+    server.adapter = zeros
+    server.send("/unload_lora_adapter", {"lora_name": OTHER_ADAPTER})
+    apart = max(abs(first - second) for first, second in zip(*scored, strict=True))
+    said = f"in this server, a nonzero adapter moves a log-probability by {apart:.2g} nats"
+    return said if apart else ""
+
+
+def _body(requests: Sequence[ProbeRequest], adapter: str) -> dict[str, Any]:
     body: dict[str, Any] = {
         "rid": [request.name for request in requests],
         "input_ids": [list(request.ids) for request in requests],
@@ -54,6 +98,8 @@ def _body(requests: Sequence[ProbeRequest]) -> dict[str, Any]:
             {"temperature": 0, "max_new_tokens": request.depth, "ignore_eos": True} for request in requests
         ],
     }
+    if adapter:
+        body["lora_path"] = [adapter] * len(requests)
     if all(request.scored for request in requests):  # SGLang mixes chunks of prompts with decode only without scores
         most = max(request.top for request in requests)
         starts = [request.start for request in requests]

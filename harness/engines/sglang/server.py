@@ -7,6 +7,7 @@ from typing import Any
 
 from assay.harness.engines.base import Engine, ProbeRequest
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
+from assay.harness.engines.launch import Launch
 from assay.harness.engines.launched import PROBE_TIMEOUT_S, LaunchedServer
 from assay.harness.engines.served_fingerprint import fingerprint_of
 from assay.harness.engines.sglang import arguments, probing
@@ -19,10 +20,22 @@ _FLUSH_TIMEOUT_S = 10
 
 
 class SGLangServer(LaunchedServer):
-    """An SGLang server."""
+    """An SGLang server.
+
+    Attributes:
+        adapter: name of the adapter that requests name, if any.
+    """
 
     essential = "sglang::"  # the titles of its scheduler and detokenizer; it does not notice if they exit with status 0
     parts = ("scheduler", "detokenizer")
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(launch)
+        self.adapter = ""
+
+    @property
+    def model(self) -> str:
+        return f"{self._name}:{self.adapter}" if self.adapter else self._name
 
     def _told(self, client: Client) -> tuple[str, dict[str, Any]]:
         info = client.json("GET", "/server_info", timeout_s=INFO_TIMEOUT_S)
@@ -41,6 +54,9 @@ class SGLangServer(LaunchedServer):
 
     def probe(self, requests: Sequence[ProbeRequest], *, streamed: bool = False) -> list[ProbeReply]:
         return probing.probe(self, requests, streamed=streamed)
+
+    def toggle(self, features: Collection[str], probe: ProbeRequest) -> dict[str, str]:
+        return probing.toggle(self, features, probe)
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""

@@ -210,10 +210,10 @@ class VLLMCall:
         """Number of q heads that this process computes."""
         return int(self.q.shape[1])
 
-    def describe_pass(self, number: int) -> ForwardPass:
+    def describe_pass(self) -> ForwardPass:
         """Describe the pass."""
         part = self.part
-        return ForwardPass(number, part.new, part.prefix, part.requests, self.batch.tokens(part))
+        return ForwardPass(part.new, part.prefix, part.requests, self.batch.tokens(part))
 
     @property
     def pages(self) -> Pages:

@@ -6,6 +6,7 @@ The base is the plainest server that assay starts: eager, with the scheduler wai
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from assay.evals.probes import CHUNK
 from assay.harness.engines.features import Feature, batched, cached, chunked, continued, reordered
@@ -59,3 +60,8 @@ def _features(device: Device) -> Iterable[Feature]:
 def features_of(device: Device) -> dict[str, Feature]:
     """Return all features by id, in the order in which they are listed."""
     return {feature.id: feature for feature in _features(device)}
+
+
+def with_models(flags: tuple[str, ...], model: Path, folder: Path) -> tuple[str, ...]:
+    """Return the flags: no feature needs another model."""
+    return flags

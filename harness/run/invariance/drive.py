@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from assay.harness.backend import Backend
+from assay.harness.engines import registry
 from assay.harness.engines.base import Engine
-from assay.harness.engines.features import MODEL, Pass, answered, switched
+from assay.harness.engines.features import Pass, answered, switched
 from assay.harness.engines.inside.control import FAULTS, Control
 from assay.harness.engines.model import model_shape
 from assay.harness.errors import EngineError
@@ -22,10 +25,10 @@ from assay.harness.judge.invariance_arms import BASE, Arm, ArmJudge, base_of, cl
 from assay.harness.judge.probe_scores import BASE_AGAIN, bounds, rounds_by_shape
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance.plan import InvariancePlan
-from assay.harness.run.invariance.reduction import reduce
 from assay.harness.run.machine import origin_of
 from assay.harness.run.probes import PROBED, AskedArm, ask, switched_on, tracing, write_texts
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
+from assay.harness.stats.ddmin import ddmin
 
 # The fault that the probes must detect, as in a run: it affects calls with a cached prefix. And the fault for a server without a
 # prefix cache, which affects every call.
@@ -35,6 +38,10 @@ _SENSITIVE: Arm = frozenset({"prefix-cache"})
 _AT_ONCE = {"base again": 2, "trace again": 2, "base third": 4}
 # Most sets of features to ask again with a trace.
 _TRACED = 4
+_Fails = Callable[[Arm], bool | None]
+"""True if an arm fails, False if it passes, or None if that is unknown, since it cannot be, or was not shown to be, on."""
+# Most sets to try before `ddmin` begins.
+_GUESSED = 4
 
 
 @dataclass
@@ -46,6 +53,7 @@ class _Running:
     engine: Engine
     folder: Path
     startup_s: float
+    stuck: Arm = BASE
 
 
 @dataclass
@@ -200,11 +208,15 @@ class InvarianceSession:
 
     def _server_for(self, arm: Arm) -> tuple[_Running, float]:
         """Return a server for an arm, and the seconds that it took to start, or 0 if it was running already."""
-        features, running = server_of(arm, self.plan.every), self._server
-        if running is not None and running.features == features:
+        known = self.plan.every
+        features, sticky = server_of(arm, known), frozenset(id_ for id_ in arm if known[id_].stays)
+        running = self._server
+        if running is not None and running.features == features and running.stuck <= sticky:
+            running.stuck |= sticky
             return running, 0.0
         self._stop()
         started = self._start(features)
+        started.stuck = sticky
         return started, started.startup_s
 
     def _start(self, features: Arm) -> _Running:
@@ -219,7 +231,7 @@ class InvarianceSession:
             run = replace(run, reference=Backend.parse(backend))
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
-        flags = tuple(flag.replace(MODEL, str(run.model)) for flag in flags)
+        flags = registry.features(run.spec.reference.engine).with_models(flags, run.model, folder)
         # The features that the fingerprint states as requested.
         side = run.spec.reference.launched_with(environment, flags).model_copy(update={"backend": str(run.reference)})
         engine = make_engine(
@@ -255,3 +267,40 @@ class InvarianceSession:
             dtype=plan.dtype,
             lengths={probe.id: (len(probe.ids), probe.shared, probe.depth) for probe in plan.load.probes},
         )
+
+
+def reduce(
+    failing: Arm, fails: _Fails, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]
+) -> Arm:
+    """Return the smallest subset of a failing arm's features that was seen to fail, by delta debugging.
+
+    Every test may start a server, so a passing set excludes its subsets, and the sets that all failing arms share are tried first.
+
+    Args:
+        of: completes a set of features to one that can be switched on.
+    """
+    seen: dict[Arm, bool | None] = {failing: True}
+    seen.update(dict.fromkeys(failed, True) | dict.fromkeys(passed, False))
+
+    def test(features: Arm) -> bool:
+        arm = of(features)
+        if arm not in seen:
+            excluded = not arm or any(seen[other] is False and arm <= other for other in seen)
+            seen[arm] = False if excluded else fails(arm)
+        return seen[arm] is True
+
+    known = min((arm for arm, state in seen.items() if state and arm <= failing), key=len)
+    for guess in _guesses(known, failed, passed, of):
+        if test(guess):
+            known = guess
+            break
+    # Completion adds back required features, so a part is tested as it is run.
+    return of(frozenset(ddmin(sorted(known), lambda some: test(frozenset(some)))))
+
+
+def _guesses(failing: Arm, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]) -> Iterator[Arm]:
+    """Yield the smallest sets that nothing excludes, starting with those that most failing arms contain."""
+    sets = {of(frozenset(chosen)) for size in (1, 2) for chosen in combinations(sorted(failing), size)}
+    left = [arm for arm in sets if arm < failing and not any(arm <= other for other in passed)]
+    left.sort(key=lambda arm: (-sum(arm <= other for other in failed), len(arm), sorted(arm)))
+    yield from left[:_GUESSED]

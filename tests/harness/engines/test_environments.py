@@ -110,31 +110,6 @@ def test_a_package_comes_before_what_the_python_path_has(
     assert environments.python_path(sys.executable, "/x") == f"{environments.room()}:/x"
 
 
-def test_requirements_that_are_not_met_are_said_and_not_installed(tmp_path: Path) -> None:
-    said: list[str] = []
-    first = environments.python_of(side(wheel(tmp_path, "4.0", requires="numpy>=999")), said.append)
-    here = environments.interpreter("").version_of("numpy")
-    assert said[1:] == [f"fact 4.0 requires numpy>=999 ({here} is here)."]
-    said.clear()
-    # The next version requires something else that is absent: only this is news.
-    later = wheel(tmp_path, "5.0", requires="numpy>=1000\nRequires-Dist: no-such-package")
-    environments.python_of(side(later, interpreter=first), said.append)
-    assert said[1:] == ["fact 5.0 requires no-such-package (none is here), and 1 requirement that 4.0 has unmet here too."]
-
-
-def test_the_least_recently_used_environment_goes_first(tmp_path: Path) -> None:
-    for number, name in enumerate(("old", "older", "new")):
-        (tmp_path / name).mkdir()
-        record = tmp_path / name / "environment.json"
-        record.write_text('{"packages": [], "size": 10}')
-        age = {"old": 2, "older": 3, "new": 0}[name] * 86_400
-        os.utime(record, (record.stat().st_mtime - age, record.stat().st_mtime - age - number))
-    environments._keep_within(tmp_path, 20)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
-    environments._keep_within(tmp_path, 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]  # a server may run there
-
-
 def test_an_interpreter_without_assay_finds_its_plugin_and_nothing_else_of_this_environment(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     subprocess.run([environments.interpreter("").base, "-m", "venv", "--without-pip", bare], check=True)

@@ -56,6 +56,8 @@ def changed(over: Pass, id_: str) -> Pass:
         return replied(replace(over, turns={"32+9": 40}), cached_tokens=40)
     if id_ == "order":
         return replace(over, sent=["32+9", "0+5"])
+    if id_ in ("weights-again", "sleep-wake", "zero-lora"):
+        return replace(over, said={id_: "done"})
     if id_ == "cuda-graph-decode":
         return replace(over, arguments={"cuda_graph_config": {"decode": {"backend": "full"}}}, replays={("decode", 7): 3})
     if id_ == "torch-compile":
@@ -66,8 +68,9 @@ def changed(over: Pass, id_: str) -> Pass:
 @pytest.mark.parametrize(
     "id_",
     [
-        "prefix-cache", "batch", "order", "conversation", "streamed", "chunked-prefill", "mixed-chunk", "retraction", "ngram",
-        "cuda-graph-decode", "torch-compile", "hicache", "page-size", "overlap", "no-radix-cache",
+        "prefix-cache", "batch", "order", "conversation", "streamed", "weights-again", "chunked-prefill", "mixed-chunk",
+        "retraction", "ngram", "sleep-wake", "zero-lora", "cuda-graph-decode", "torch-compile", "hicache", "page-size", "overlap",
+        "no-radix-cache",
     ],
 )  # fmt: skip
 def test_a_feature_is_shown_where_it_was_on_and_nowhere_else(id_: str, over: Pass) -> None:

@@ -78,7 +78,7 @@ class Telling(Server):
         on_answer(0, None)
         label = read_setting(self.folder).control.fingerprint
         tokens = Tokens(tokenizer="T", bos=0, eos=(1,), texts={"english": (9,)}, retold={"user": (0, 0, 5)})
-        made = Fingerprint(source="model runner", engine="e", model="m", tokens=tokens)
+        made = Fingerprint(source="own server", engine="e", model="m", tokens=tokens)
         OF_PROCESS.write(self.folder, made, process=f"{label}-0000")
 
     def send(self, path: str, body: dict[str, Any]) -> Any:

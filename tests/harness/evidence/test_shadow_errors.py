@@ -8,7 +8,7 @@ import pytest
 from assay.harness.engines.inside.control import latest_write_request, write_now
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.error_table import ErrorTable, relative_l1
-from assay.harness.evidence.shadow_errors import ShadowHeader, WorstCase, read_shadow_errors, write_shadow_errors
+from assay.harness.evidence.shadow_errors import ShadowHeader, read_shadow_errors, write_shadow_errors
 
 HEADER = ShadowHeader(reference="r", candidate="c", phases=("extend",))
 
@@ -19,13 +19,10 @@ def write(folder: Path, pid: int, head: int = 0, difference: float = 1.0, **head
 
 
 def test_processes_are_merged(tmp_path: Path) -> None:
-    case = WorstCase(layer=0, phase="extend", relative_l1=float("inf"), head=1, request="a", position=9, prefix=8, new=3,
-                     sequences=1)  # fmt: skip
-    write(tmp_path, 1, worst=(case.model_copy(update={"relative_l1": 2.0, "request": "b"}),))
-    write(tmp_path, 2, 1, 3.0, worst=(case,))
+    write(tmp_path, 1)
+    write(tmp_path, 2, 1, 3.0)
     errors = read_shadow_errors(tmp_path)
     assert relative_l1(errors.cells.distance()).tolist() == [[0.5, 1.5]]
-    assert errors.worst == (case,)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def described(weights: dict[str, Tensor]) -> tuple[Weight, ...]:
 
 
 def fingerprint(**parts: Any) -> Fingerprint:
-    return Fingerprint(source="model runner", engine="SGLang 0.5.23 on cpu", model="m", **{"config": {}, **parts})
+    return Fingerprint(source="own server", engine="SGLang 0.5.23 on cpu", model="m", **{"config": {}, **parts})
 
 
 def first(left: Fingerprint, right: Fingerprint, *allowed: str) -> tuple[int, str]:
@@ -370,7 +370,7 @@ def test_allowed_names_may_differ_alone() -> None:
     assert compare_fingerprints(left, right, ["pack"]).exit_code == 1
 
 
-@pytest.mark.parametrize(("source", "code"), [("model runner", 0), ("server", 1)])
+@pytest.mark.parametrize(("source", "code"), [("own server", 0), ("server", 1)])
 def test_chunks_and_graphs_of_a_server_are_no_difference_from_a_model_that_was_loaded_alone(source: Any, code: int) -> None:
     alone = {
         "chunked_prefill_size": "8192",
@@ -398,7 +398,7 @@ def test_chunks_and_graphs_of_a_server_are_no_difference_from_a_model_that_was_l
 def test_chunks_and_graphs_that_were_asked_for_are_a_difference(flag: str, counts: str) -> None:
     left = fingerprint(arguments={"chunked_prefill_size": "8192", "disable_cuda_graph": "true"}, asked={flag: "x"})
     right = fingerprint(arguments={"chunked_prefill_size": "64", "disable_cuda_graph": "false"}, asked={flag: "x"})
-    left, right = left.model_copy(update={"source": "model runner"}), right.model_copy(update={"source": "server"})
+    left, right = left.model_copy(update={"source": "own server"}), right.model_copy(update={"source": "server"})
     assert [each.name for each in compare_fingerprints(left, right).undeclared] == [f"arguments.{counts}"]
 
 
@@ -494,7 +494,7 @@ def test_what_the_corpus_does_not_meet_is_told_by_digests(changed: dict[str, str
     assert first(left, unknown) == (0, "")
 
 
-@pytest.mark.parametrize("source", ["model runner", "server"])
+@pytest.mark.parametrize("source", ["own server", "server"])
 def test_a_part_that_one_side_lost_is_named_and_no_pass(source: Any) -> None:
     left = fingerprint(tokens=Tokens(bare=IDS), weights=described(random_weights()), environment={}).model_copy(
         update={"source": source}

@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_read_is_not_said_to_agree(tmp_path: Path, confi
 
 def test_a_contradiction_of_one_side_alone_counts(tmp_path: Path) -> None:
     notes = folder_notes(folder(tmp_path, config={"rope_parameters": YARN}))
-    plain = Fingerprint(source="model runner", engine="e", model="m", packages={"torch": torch.__version__})
+    plain = Fingerprint(source="own server", engine="e", model="m", packages={"torch": torch.__version__})
     (fault,) = faults(plain.model_copy(update={"folder": notes}))
     assert (fault.name, fault.outputs) == ("folder.wrong", True)
     diff = compare_fingerprints(plain, plain.model_copy(update={"folder": notes}))

@@ -195,7 +195,7 @@ def test_a_weaker_policy_is_named(
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(None, "cannot be read"), ("not json", "is damaged"), ('{"schema": "assay.report/2"}', "it has no verdict")],
+    [(None, "cannot be read"), ("not json", "is damaged"), ('{"schema": "assay.report/3"}', "it has no verdict")],
 )
 def test_the_reader_says_what_is_wrong(tmp_path: Path, content: str | None, says: str) -> None:
     path = tmp_path / "report.json"

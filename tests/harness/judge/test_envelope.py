@@ -19,7 +19,6 @@ from assay.harness.judge.decide import decide
 from assay.harness.judge.envelope import _served_envelope, claim
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_suite import _compare_envelope, _with_envelope
-from assay.harness.judge.judgement import SuiteVerdict
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.run.envelope import lengths_again
 from assay.harness.sides import Role
@@ -28,7 +27,6 @@ from assay.harness.verdict import Check
 from assay.reports.wording.envelope import _outside
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
-PASSED = SuiteVerdict(id="layers", verdict="pass", why=(state("fine"),))
 
 
 ENVELOPE = Envelope.of(512, "cpu")
@@ -126,7 +124,7 @@ def test_a_condition_that_one_layer_lacks_is_no_pass(quantity: str, label: str) 
     check = checked(without(counted(), quantity, label, layer=2), ["extend"])
     assert check.status == "missing"
     assert (quantity, label) in [lacking[1:] for lacking in missing(check)]
-    assert decide([PASSED], [check]) == "inconclusive"
+    assert decide(["pass"], [check]) == "inconclusive"
 
 
 @pytest.mark.parametrize("layer", [None, 2])
@@ -150,7 +148,7 @@ def test_a_gap_within_the_envelope_is_no_pass_and_is_named(
     check = checked(counts, phases)
     assert check.status == "missing"
     assert missing(check) == [(phase, quantity, [list(gap)])]
-    assert decide([PASSED], [check]) == "inconclusive"
+    assert decide(["pass"], [check]) == "inconclusive"
     _, result = claimed(counts, phases)
     assert result is not None
     assert result.gaps == tuple(check.outcome.values["lacking"])

@@ -7,18 +7,15 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.judge.history import RunLine, _line_of, check_repeated, list_runs, report_of, worst_own
+from assay.harness.judge.history import list_runs, report_of, worst_own
 from assay.harness.judge.report import NOT_FINITE, LayersResult, TruthRow
-from assay.harness.statement import state
 from assay.reports.write import write_reports
-
-LAST = "2026-11-29T10:00:00Z"
 
 
 def layers_of(*rows: TruthRow) -> LayersResult:
     return LayersResult(
         reference="triton", candidate="mine", phases=("extend",), layers=2, heads=2, passes=1, sources=(), grids=(), depth=(),
-        worst=(), not_observed=(), against_truth=rows,
+        not_observed=(), against_truth=rows,
     )  # fmt: skip
 
 
@@ -60,24 +57,3 @@ def test_a_path_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(EvidenceError, match="assay report"):
         report_of(tmp_path)
-
-
-def test_a_run_names_the_earlier_ones_of_its_treatment(tmp_path: Path, examples: ModuleType) -> None:
-    first = RunLine(folder="")
-    for day, report in enumerate((examples.regression(), examples.regression(), examples.passing()), 1):
-        report = report.model_copy(update={"created": f"2026-11-2{day}T10:00:00Z"})
-        write_reports(report, tmp_path / f"run-{day}")
-        if day == 1:
-            first = _line_of(report, "")
-    (found,) = check_repeated(tmp_path / "run-9", LAST, first.compared)
-    seen = state("ran-before", runs=2, verdicts=[("regression", 2)], last="run-2")
-    assert (found.status, found.outcome) == ("not checked", seen)
-    assert check_repeated(tmp_path / "run-1", first.created, first.compared) == []
-    assert check_repeated(tmp_path / "run-9", LAST, ("other", *first.compared[1:])) == []
-
-
-def test_earlier_passes_alone_are_no_doubt(tmp_path: Path, examples: ModuleType) -> None:
-    report = examples.passing().model_copy(update={"created": "2026-11-20T10:00:00Z"})
-    write_reports(report, tmp_path / "old")
-    (found,) = check_repeated(tmp_path / "new", LAST, _line_of(report, "").compared)
-    assert (found.status, found.outcome) == ("ok", state("ran-before", runs=1, verdicts=[("pass", 1)], last="old"))

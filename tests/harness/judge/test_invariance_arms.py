@@ -36,10 +36,13 @@ def test_arms_can_be_switched_on_and_need_few_servers() -> None:
     assert len(set(arms)) == len(arms)
 
 
-def test_arms_of_one_server_follow_each_other() -> None:
+def test_arms_of_one_server_follow_each_other_and_what_stays_comes_last() -> None:
     arms = pairs(KNOWN)
     servers = [server_of(arm, KNOWN) for arm in arms]
     assert sum(one != other for one, other in pairwise(servers)) == len(set(servers)) - 1
+    for one, other in pairwise(arms):
+        same_server = server_of(one, KNOWN) == server_of(other, KNOWN)
+        assert not (same_server and "weights-again" in one and "weights-again" not in other)
 
 
 def test_what_has_a_base_of_its_own_is_compared_with_it() -> None:

@@ -22,7 +22,7 @@ def test_equal_servers_pass(make_bench: MakeBench) -> None:
     assert {load.rounds for load in result.loads} == {9}
     assert len(result.rows) == len(loads) * len(METRICS)
     for row in result.rows:
-        assert row.ratios == 18
+        assert row.why.values["ratios"] == 18
         assert None not in (row.ratio, row.low, row.high)
         assert row.low <= 1.0 <= row.high or abs(row.ratio - 1) < 0.01  # type: ignore[operator]
     assert result.findings == ()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from assay.harness.evidence.trace import Trace
-from assay.harness.judge.traces import _Parting, least_error, parting
+from assay.harness.judge.traces import PartingRow, least_error, parting
 
 LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 8
 PROMPT, CACHED = 12, 5
@@ -33,7 +33,7 @@ def trace(noise: float = 0.0, cached: int = CACHED, seed: int = 1, with_layers: 
     return Trace("t", positions + 50, positions, ("extend",) * new, outputs, queries, *computed, keys, values, whole)
 
 
-def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: Any) -> _Parting:
+def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: Any) -> PartingRow:
     other = trace(**of)
     if spoil:
         spoil(other)

@@ -47,7 +47,7 @@ EXTEND, DECODE = Place(Shape("extend", ((150, 213),)), 0), Place(Shape("decode",
 BEHIND = Place(Shape("extend", ((40, 30), (9, 50), (0, 3), (150, 213)), (8, 2), 128, torch.bfloat16), 3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wrong", "place", "said"),
     [

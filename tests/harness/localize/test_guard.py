@@ -110,6 +110,23 @@ def test_some_are_run_again_from_all_over(count: int) -> None:
     assert again[-1] >= count - 1 - count // MAX_REPEATED
 
 
+def test_a_workspace_that_grows_in_inference_mode_is_not_written_outside_of_it() -> None:
+    workspace = [torch.empty(0)]
+
+    def kernel(call: AttentionCall) -> Tensor:
+        out = rounded_oracle(call)
+        if workspace[0].numel() < out.numel():
+            workspace[0] = torch.empty(out.numel(), dtype=out.dtype)
+        workspace[0][: out.numel()].copy_(out.flatten())
+        return workspace[0][: out.numel()].view_as(out).clone()
+
+    longer = call_of([(9, 3)], (4, 2), 16, torch.bfloat16, "cpu").with_spec(grad_mode="inference_mode")
+    seen = run_calls(Guard(kernel), [longer, CALL])
+    assert [result.call for result in seen.results] == [longer, CALL]
+    assert not seen.refused
+    assert not seen.failed_repeats
+
+
 def test_a_kernel_that_calls_exit_does_not_end_the_check() -> None:
     def leaves(call: AttentionCall) -> Tensor:
         sys.exit(0)

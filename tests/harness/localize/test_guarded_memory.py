@@ -15,7 +15,7 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import matrix_of
-from assay.harness.localize.guard import Guard, run_calls
+from assay.harness.localize.guard import Guard, attempt, run_calls
 from assay.harness.localize.guarded_memory import _guards_of, over_reads
 
 CALL = call_of([(5, 3), (4, 20)], (4, 2), 64, torch.float16, "cpu", seed=3)
@@ -46,16 +46,18 @@ def test_the_inputs_are_what_they_were() -> None:
     assert all(one.tensor.data_ptr() % 64 == 0 and int(one.whole.isnan().sum()) == len(one.fill) for one in _guards_of(CALL))
 
 
-def test_a_write_to_an_input_is_passed_on() -> None:
+@pytest.mark.parametrize("layout", ["packed", "sliced", "each its own"])
+def test_a_write_to_an_input_is_named_and_leaves_the_call_as_it_was(layout: str) -> None:
     def kernel(call: AttentionCall) -> Tensor:
         call.v.zero_()
         return rounded_oracle(call)
 
-    given = CALL.clone()
+    given = CALL.with_spec(layout=layout)
     kernel_ = Guard(kernel)
     kernel_(given)
-    assert not given.v.any()
-    assert kernel_.written == [], "it is found by whoever gave the input"
+    assert given.v.any()
+    assert (kernel_.changed, kernel_.written) == (("v",), [])
+    assert attempt(kernel_, given).mutated == attempt(kernel, given).mutated == ("v",)
 
 
 def test_a_write_behind_an_input_is_seen() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import ChangedError, EngineError
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
-from assay.harness.progress import ProgressDisplay
 from assay.harness.run import collect
 from assay.harness.sides import ROLES, Role, Side
 
@@ -74,36 +71,3 @@ def test_a_candidate_that_was_not_accepted_ends_the_run_before_anything_is_asked
         taken(servers, asked(tmp_path, str(accepted)))
     assert all(server.stopped for server in servers)
     assert FINGERPRINT.read(tmp_path / "candidate") is not None  # it stays as evidence
-
-
-@pytest.mark.parametrize(
-    ("torch", "plan", "refused"),
-    [
-        ("3", {}, True),
-        ("2", {}, False),
-        ("3", {"is_url": True}, False),
-        ("3", {"is_kernel": True}, False),
-        ("3", {"accepted": ""}, False),
-    ],
-)
-def test_a_model_that_was_not_accepted_is_refused_before_servers_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, plan: dict[str, Any], refused: bool
-) -> None:
-    path = tmp_path / "accepted.json"
-    path.write_text(Fingerprint(source="model runner", engine="e", model="m", config={}, packages={"torch": "2"}).model_dump_json())
-
-    def loaded(side: Side, device: str, timeout_s: float) -> Fingerprint:
-        assert (side.model, device, timeout_s) == ("m", "cpu", 5.0)
-        return Fingerprint(source="model runner", engine="e", model="m", config={}, packages={"torch": torch})
-
-    monkeypatch.setattr(collect, "of_side", loaded)
-    spec = SimpleNamespace(
-        candidate=Side(backend="triton", model="m"),
-        device="cpu",
-        startup_timeout=5.0,
-        policy=SimpleNamespace(fingerprint=plan.get("accepted", str(path))),
-    )
-    backend = SimpleNamespace(is_url=plan.get("is_url", False), is_kernel=plan.get("is_kernel", False))
-    display = ProgressDisplay(Console(quiet=True), 30.0)
-    with pytest.raises(ChangedError, match="torch is 2 in A, 3 in B") if refused else nullcontext():
-        collect._check_loaded(SimpleNamespace(spec=spec, candidate=backend), display)  # type: ignore[arg-type]

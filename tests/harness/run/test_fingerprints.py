@@ -32,12 +32,9 @@ PLAIN: dict[str, Any] = {"rope_theta": 10000.0}
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load models in this process: an interpreter takes seconds to start."""
     pytest.importorskip("transformers")
-    from assay.harness.engines.hf.process import parsed, served
+    from assay.harness.engines.hf.process import Served
 
-    def printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str, engine: str) -> str:
-        return served(parsed(command[3:])).describe().model_dump_json()
-
-    monkeypatch.setattr(fingerprints, "_printed", printed)
+    monkeypatch.setattr(fingerprints, "_served", lambda launch: Served(launch.model, "m", "cpu").describe())
 
 
 def loaded(model: Path, python: str = "", engine: Engine = "hf") -> Fingerprint:
@@ -111,7 +108,7 @@ def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: P
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no transformers here >&2\nexit 3\n")
     python.chmod(0o755)
-    with pytest.raises(EngineError, match=r"exited with status 3, without a fingerprint") as caught:
+    with pytest.raises(EngineError, match=r"exited with status 3") as caught:
         loaded(model, str(python))
     assert "no transformers here" in caught.value.details
 
@@ -120,7 +117,7 @@ def test_a_known_cause_says_what_to_do(tmp_path: Path) -> None:
     python, log = tmp_path / "python", LOGS / "backend_model.log"
     python.write_text(f"#!/bin/sh\ncat {log} >&2\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(EngineError, match="without a fingerprint: AssertionError: GptOssForCausalLM requires one of") as caught:
+    with pytest.raises(EngineError, match="AssertionError: GptOssForCausalLM requires one of") as caught:
         loaded(write_model(tmp_path / "model", PLAIN), str(python), "sglang")
     assert "assay fingerprint --backend triton" in caught.value.do
     assert caught.value.expected
@@ -233,7 +230,7 @@ def test_an_endpoint_beside_what_was_started_is_declared_by_nothing(url: str) ->
     told = of_url(url, "", 30.0)
     started = told.model_copy(
         update={
-            "source": "model runner",
+            "source": "own server",
             "asked": {"backend": "triton", "model": "m"},
             "packages": {**(told.packages or {}), "torch": "2"},
             "arguments": {**(told.arguments or {}), "chunked_prefill_size": "1"},

@@ -25,6 +25,9 @@ class Fault:
     def logits(self, runner: Any, logits_output: Any, made: Any) -> None:
         """Spoil the logits of the next tokens, before one is chosen."""
 
+    def reloaded(self, model: Any) -> None:
+        """Spoil a model that loaded its weights again."""
+
 
 class StaleLength(Fault):
     """The positions of a later chunk are counted without what the first one found in the cache."""
@@ -106,6 +109,14 @@ class LastStepKV(Fault):
                     runner.token_to_kv_pool.get_key_buffer(layer)[list(lost)] = 0
 
 
+class HalfReloaded(Fault):
+    """One tensor is left out where the weights are loaded again."""
+
+    def reloaded(self, model: Any) -> None:
+        tensor = next(each for name, each in model.named_parameters() if "layers.1." in name)
+        tensor.data.mul_(1.25)
+
+
 class DraftKV(Fault):
     """What a rejected draft token left in a slot stays there when the slot is written again."""
 
@@ -137,6 +148,7 @@ FAULTS: dict[str, type[Fault]] = {
     "swapped-rows": SwappedRows,
     "replayed-rows": ReplayedRows,
     "last-step-kv": LastStepKV,
+    "half-reloaded": HalfReloaded,
     "draft-kv": DraftKV,
     "stale-state": StaleState,
 }
@@ -160,8 +172,18 @@ def install() -> None:
         if getattr(forward_batch, "rids", None):
             fault.logits(runner, logits_output, forward_batch)
 
+    def update(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(updater, *args, **kwargs)
+        fault.reloaded(updater.get_model())
+        return done
+
     HookRegistry.register("sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", init_new, HookType.AROUND)
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.BEFORE)
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_disk",
+        update,
+        HookType.AROUND,
+    )
 
 
 def _extended(made: Any) -> Iterator[tuple[str, slice, int, int]]:

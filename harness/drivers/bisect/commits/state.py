@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from assay.harness.drivers.bisect import SCHEMA
-from assay.harness.drivers.bisect.majority import Outcome, majority
+from assay.harness.drivers.bisect import SCHEMA, Outcome, majority
 from assay.harness.errors import ExitCode
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from assay.harness.drivers.bisect.majority import Outcome
+from assay.harness.drivers.bisect import Outcome
 from assay.harness.drivers.bisect.sides_search import MOST_PROBES, Votes, find_sets
 
 

@@ -93,24 +93,6 @@ def test_a_fault_is_pinned_to_its_layer_head_and_prefix(shadowing: Shadowing, tm
     assert relative_l1(cells.cells.distance(where={"prefix": "0"})).max() < 1e-6
     for other in ("1", ">= 16"):
         assert np.isnan(relative_l1(cells.cells.distance(where={"prefix": other}))).all()
-    worst = cells.worst[0]
-    assert (worst.layer, worst.phase, worst.head, worst.sequences) == (1, "extend", 2, 3)
-    assert worst.request in ("a", "b")
-    assert worst.prefix == {"a": 5, "b": 6}[worst.request]
-    assert worst.prefix <= worst.position < worst.prefix + worst.new
-    assert worst.relative_l1 == pytest.approx(1.0)
-
-
-def test_a_worst_case_at_the_edge_of_a_sequence_belongs_to_that_sequence(shadowing: Shadowing, tmp_path: Path) -> None:
-    def first_query_of_the_second(call: AttentionCall) -> Tensor:
-        out = right(call)
-        out[int(call.cu_seqlens_q[1]), 0] *= 3
-        return out
-
-    server, shadow = shadowing(first_query_of_the_second)
-    server.step("extend", [(5, 0), (4, 7), (3, 0)])
-    worst = {(one.request, one.position, one.prefix, one.new, one.head) for one in seen(shadow, tmp_path).worst}
-    assert worst == {("r1", 7, 7, 4, 0)}
 
 
 def test_the_model_gets_the_references_output_whatever_the_candidate_does(

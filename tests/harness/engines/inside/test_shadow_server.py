@@ -140,18 +140,6 @@ def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(served: S
     assert warm.min() > 0.2
 
 
-def test_the_worst_case_names_a_request_of_this_run(served: Served) -> None:
-    cells = served.cells
-    by_request = {reply.request_id: reply for reply in served.shadowed}
-    assert {case.layer for case in cells.worst} == set(range(LAYERS))
-    known = [case for case in cells.worst if case.request in by_request]
-    assert known
-    for case in known:
-        assert case.prefix == by_request[case.request].cached_tokens
-        assert case.prefix <= case.position < by_request[case.request].prompt_tokens
-        assert case.relative_l1 > 0.2
-
-
 def test_the_pack_has_every_layer_with_and_without_a_prefix_within_its_budget(served: Served) -> None:
     pack = served.pack
     sampled = {(one.call.layer, one.call.phase, max(one.entry.prefix) > 0) for one in pack if one.entry.chosen == "sample"}

@@ -66,7 +66,8 @@ def test_a_feature_can_be_on_with_what_it_requires(id_: str) -> None:
     [
         ("ngram", "page-size"), ("deterministic", "chunked-prefill"), ("deterministic", "attention-backend"),
         ("dp-attention", "prefix-cache"), ("dp-attention", "chunked-prefill"), ("dp-attention", "draft-model"),
-        ("dp-attention", "ngram"), ("expert-parallel", "tensor-parallel"),
+        ("dp-attention", "ngram"), ("zero-lora", "eagle"), ("zero-lora", "draft-model"), ("zero-lora", "weights-again"),
+        ("eagle", "weights-again"), ("expert-parallel", "tensor-parallel"),
     ],
 )  # fmt: skip
 def test_what_sglang_refuses_together_is_never_on_together(one: str, other: str) -> None:
@@ -80,6 +81,8 @@ def test_what_sglang_refuses_together_is_never_on_together(one: str, other: str)
         ("expert-parallel", {}, "the model has no experts"),
         ("dp-attention", {"architectures": ["Qwen3ForCausalLM"]}, ""),
         ("dp-attention", {"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM shares every layer among all GPUs"),
+        ("eagle", {"architectures": ["LlamaForCausalLM"]}, ""),
+        ("zero-lora", {"architectures": ["GptOssForCausalLM"]}, "not for GptOssForCausalLM"),
     ],
 )
 def test_a_feature_says_what_a_model_lacks_for_it(id_: str, config: dict[str, object], why: str) -> None:
@@ -101,6 +104,7 @@ def test_a_feature_says_what_a_model_lacks_for_it(id_: str, config: dict[str, ob
         ("attention-backend", {"--attention-backend": "fa3"}, {}, "--attention-backend=fa3 overrides"),
         ("page-size", {"--chunked-prefill-size": "16"}, {"SGLANG_TEST_RETRACT": "1"}, ""),
         ("expert-parallel", {"--tp-size": "2"}, {}, ""),
+        ("zero-lora", {"--enable-lora": "true"}, {}, ""),
     ],
 )
 def test_the_engines_own_flags_decide_what_they_override(

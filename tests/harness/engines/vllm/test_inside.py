@@ -25,7 +25,7 @@ from assay.harness.evidence.error_table import relative_l1
 from assay.harness.evidence.pack import read_manifest, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
-from assay.harness.judge.traces import part
+from assay.harness.judge.traces import parting
 
 pytestmark = [pytest.mark.slow]
 ROOT = Path(__file__).parents[4]
@@ -294,7 +294,7 @@ def test_a_fault_of_the_engine_is_placed(
     (tmp_path / "sitecustomize.py").write_text(f"import seeded_engines\nseeded_engines.seed('vllm', {fault!r})\n")
     wrong = serve({TRACE: str(2**23), "PYTHONPATH": str(tmp_path)}, traced("first", 0), waves=alike())
     base, again = (read_trace(sound.folder, label) for label in ("first", "again"))
-    at = part(base, again, read_trace(wrong.folder, "first"), 1e-5)
-    assert tuple(at[name] for name in ("place", "layer", "names", "position", "positions")) == PLACES[fault]
+    at = parting(base, again, read_trace(wrong.folder, "first"), 1e-5)
+    assert tuple(getattr(at, name) for name in ("place", "layer", "names", "position", "positions")) == PLACES[fault]
     if fault == "head-lost":
-        assert at["head"] == seeded_engines.HEAD
+        assert at.head == seeded_engines.HEAD

@@ -53,7 +53,7 @@ def test_honest_servers_pass_with_every_feature_shown_to_be_on(compared: Compare
     result = compared()
     assert result.verdict == "pass", headline(result)
     assert {id_ for arm in result.arms for id_ in arm.seen} == set(result.features)
-    assert len(result.features) == 13
+    assert len(result.features) == 15
     assert result.not_covered.keys() >= {"cuda-graph-decode", "ngram", "hicache"}
     assert result.servers <= 12
     assert result.partings == ()
@@ -65,6 +65,7 @@ def test_honest_servers_pass_with_every_feature_shown_to_be_on(compared: Compare
     [
         ({"prefix-cache", "page-size"}, lambda served: served.cached > 500 and "--page-size" in served.flags),
         ({"batch", "overlap"}, lambda served: served.batch > 2 and "--disable-overlap-schedule" not in served.flags),
+        ({"weights-again"}, lambda served: served.reloaded),
         ({"streamed"}, lambda served: served.streamed),
         ({"no-radix-cache"}, lambda served: "--disable-radix-cache" in served.flags),
     ],
@@ -234,14 +235,14 @@ def test_a_fault_behind_prefixes_that_no_server_caches_shows_nothing(
 
 
 def test_drafts_are_compared_with_those_of_the_same_speculation_alone(tmp_path: Path, arm_records: ModuleType) -> None:
-    known = {id_: features_of("cuda")[id_] for id_ in ("draft-model", "page-size")}
-    both, drafted = frozenset(known), frozenset({"draft-model"})
-    assert drafted in plan._with_bases([both], known), "it is run where only larger arms were chosen"
+    known = {id_: features_of("cuda")[id_] for id_ in ("eagle", "page-size")}
+    both, eagle = frozenset(known), frozenset({"eagle"})
+    assert eagle in plan._with_bases([both], known), "it is run where only larger arms were chosen"
     reference = SimpleNamespace(flags=())
     planned = SimpleNamespace(known=known, dtype="bfloat16", run=SimpleNamespace(spec=SimpleNamespace(reference=reference)))
     session = drive.InvarianceSession(planned, InvarianceFolder.new(tmp_path / "out"), ProgressDisplay(Console(quiet=True), 30.0))  # type: ignore[arg-type]
-    alone, lost = arm_records.drafting("draft-model", passes=2), arm_records.drafting("draft-model", "page-size", passes=3)
+    alone, lost = arm_records.drafting("eagle", passes=2), arm_records.drafting("eagle", "page-size", passes=3)
     base = arm_records.BASE.model_copy(update={"replies": alone.replies})
-    session.records |= {BASE: base, drafted: alone, both: lost}
+    session.records |= {BASE: base, eagle: alone, both: lost}
     judge = ArmJudge(session.records, bounds(base, [base], "bfloat16"), known, "bfloat16")
-    assert session._states(judge) == {drafted: False, both: True}
+    assert session._states(judge) == {eagle: False, both: True}

@@ -14,7 +14,7 @@ from assay.harness.sides import Side
 from assay.reports.wording.verdict import headline
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
-FEATURES = ("prefix-cache", "conversation", "batch", "streamed")
+FEATURES = ("prefix-cache", "conversation", "batch", "weights-again", "streamed")
 """Features without a restart, so that one server does."""
 FAULTY = Path(__file__).parents[3] / "stand_ins/faulty_scheduler"
 
@@ -48,3 +48,11 @@ def test_a_seeded_fault_is_found_and_reduced(tmp_path: Path) -> None:
     (parting,) = result.partings
     assert (parting.place, parting.layer, parting.names, parting.positions) == ("cache", 0, ("k",), 1), parting
     assert parting.position is not None
+
+
+def test_the_layer_of_a_tensor_that_was_not_loaded_again_is_named(tmp_path: Path) -> None:
+    side = side_with("half-reloaded")
+    result = compare_features(RunSpec.of(reference=side, candidate=side), tmp_path / "out", features=("weights-again",))
+    (parting,) = result.partings
+    assert (parting.place, parting.layer, parting.names) == ("input", 1, ("q", "k", "v")), parting
+    assert f"; layer 1, before attention, head {parting.head}; in " in result.findings[0].where

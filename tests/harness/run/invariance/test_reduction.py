@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from assay.harness.judge.invariance_arms import Arm
-from assay.harness.run.invariance.reduction import reduce
+from assay.harness.run.invariance.drive import reduce
 
 
 class Bug:

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import pytest
 
 from assay.harness.cli.app import load_command
+from assay.harness.drivers.bisect import MOST
 from assay.harness.drivers.bisect.commits import bisection
 from assay.harness.drivers.bisect.commits.bisection import _Bisection, bisect_commits, reproduce
 from assay.harness.drivers.bisect.commits.repo import Repository
 from assay.harness.drivers.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CommitProbe, Measurement
-from assay.harness.drivers.bisect.majority import MOST
 from assay.harness.errors import EvidenceError, UsageError
 
 Answer = Callable[[int], Measurement]
@@ -203,7 +203,7 @@ def test_a_bisection_records_no_secret_that_was_given(
         assert "hunter" not in reproduce
         return Measurement(status="build", reason="no compiler")
 
-    monkeypatch.setattr(bisection, "measure", measure)
+    monkeypatch.setattr(bisection, "_measure", measure)
     secret = "GIT_TOKEN=hunter2 make --password hunter2"
     bench = Bench(histories, tmp_path, build=secret)
     for _ in range(2):  # the second resumes

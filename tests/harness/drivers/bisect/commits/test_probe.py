@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.drivers.bisect.commits import measure as measuring
-from assay.harness.drivers.bisect.commits.measure import BrokenEnvironment, _build, measure
+from assay.harness.drivers.bisect.commits import bisection as measuring
+from assay.harness.drivers.bisect.commits.bisection import BrokenEnvironment, _build, _measure
 from assay.harness.drivers.bisect.commits.probe import chosen_calls
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 
@@ -29,7 +29,7 @@ def tree(tmp_path: Path, histories: ModuleType) -> Path:
 def run(tree: Path, kernel: str = "attn:forward", name_bug: bool = False) -> Measurement:
     settings = {"repo": "r", "good": "g", "bad": "b", "kernel": kernel, "calls": COUNT}
     spec = BisectSpec.model_validate(settings)
-    return measure(spec, tree, tree.parent / "log", name_bug=name_bug, reproduce="again")
+    return _measure(spec, tree, tree.parent / "log", name_bug=name_bug, reproduce="again")
 
 
 @pytest.mark.slow  # fast: test_a_module_from_elsewhere_is_not_the_commits
