@@ -40,7 +40,7 @@ BREACHES = [
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.engines.inside.shadow"),
     ("one-room-knows-sglang", "harness/engines/remote.py", "sglang"),
     ("one-room-knows-sglang", "harness/engines/inside/meter.py", "sglang"),
-    ("base-install", "harness/localize/bounds.py", "scipy.stats"),
+    ("base-install", "harness/localize/bounds.py", "pandas"),
     ("read-out-behind-a-door", "harness/checks/replay.py", "assay.harness.readout.readout"),
     ("ingest-at-the-edges", "suites/plugin.py", "assay.harness.ingest.recognise"),
     ("readers-in-one-table", "harness/ingest/source_file.py", "assay.harness.ingest.mlc_trace"),

@@ -33,11 +33,11 @@ from assay.harness.text import counted, few
 _BUDGET_BYTES, _IN_USE_S = 20 * 2**30, 24 * 3600.0
 _INSTALL_S, _LOOK_S = 3600.0, 120.0
 _TAIL_LINES = 8
-MIN_PYTHON = (3, 11)
+_MIN_PYTHON = (3, 11)
 # Packages that assay's own modules import inside a server.
 _INSIDE = ("numpy", "pydantic", "safetensors", "torch")
-OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
-"""The form "transformers @ /envs/new/bin/python": the package as another environment has it."""
+# The form "transformers @ /envs/new/bin/python": the package as another environment has it.
+_OF_ANOTHER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*@\s*([/~.][^@]*)")
 # The entry points by which each engine loads assay's plugin.
 _PLUGINS = {
     "sglang.srt.plugins": "assay.harness.engines.sglang.plugin:register",
@@ -154,7 +154,7 @@ def check_interpreter(python: str, engine: EngineProfile) -> Interpreter:
         UsageError: it cannot.
     """
     looked = interpreter(python)
-    if looked.version < MIN_PYTHON:
+    if looked.version < _MIN_PYTHON:
         number = ".".join(map(str, looked.version))
         raise UsageError(f"{python} is Python {number}.", "Python 3.11 or newer", "name another interpreter")
     name, oldest = engine.distributions[0], engine.oldest
@@ -166,7 +166,7 @@ def check_interpreter(python: str, engine: EngineProfile) -> Interpreter:
             f"{name} {oldest} or newer",
             f"install {name} {oldest} there, or start that server yourself and name its URL",
         )
-    if missing := [*looked.missing, *([] if here or python_path_has(name) else [name])]:
+    if missing := [*looked.missing, *([] if here or _python_path_has(name) else [name])]:
         raise UsageError(
             f"{python} lacks {', '.join(missing)}.",
             "the engine, and the packages that assay imports inside a server",
@@ -188,7 +188,7 @@ def _laid_over(folder: Path) -> list[str]:
     return [str(place) for place in folder.glob("lib/python*/site-packages") if (place / _PARENT).exists()]
 
 
-def python_path_has(module: str) -> bool:
+def _python_path_has(module: str) -> bool:
     """Return True if a folder of PYTHONPATH has a module, for example an engine's checkout."""
     return any((Path(place) / module).is_dir() for place in os.environ.get("PYTHONPATH", "").split(":") if place)
 
@@ -272,7 +272,7 @@ def _key(parent: Interpreter, packages: Sequence[str]) -> str:
     content = [parent.path, parent.prefix, str(parent.version), *map(str, sorted(parent.packages.items()))]
     for package in packages:
         content.append(package)
-        if other := OF_ANOTHER.fullmatch(package):
+        if other := _OF_ANOTHER.fullmatch(package):
             content.append(digest_of(_metadata(other[1], other[2])))
         elif (file := Path(package).expanduser()).is_file():
             content.append(hashlib.sha256(file.read_bytes()).hexdigest())
@@ -315,10 +315,10 @@ def _overlay(folder: Path, parent: Interpreter, packages: Sequence[str]) -> None
     python, (place,) = folder / "bin" / "python", folder.glob("lib/python*/site-packages")
     # `addsitedir` reads the parent's own .pth files too, and appends: what is installed here comes first.
     (place / _PARENT).write_text("".join(f"import site; site.addsitedir({each!r})\n" for each in parent.places))
-    others = [match for package in packages if (match := OF_ANOTHER.fullmatch(package))]
+    others = [match for package in packages if (match := _OF_ANOTHER.fullmatch(package))]
     for other in others:
         _copy(_metadata(other[1], other[2]), place)
-    by_pip = [package for package in packages if not OF_ANOTHER.fullmatch(package)]
+    by_pip = [package for package in packages if not _OF_ANOTHER.fullmatch(package)]
     if by_pip:
         pip = (
             [str(python), "-m", "pip"]

@@ -18,7 +18,7 @@ from assay.harness.sides import Engine, profile_of
 from assay.harness.text import how_ended, one_line
 from assay.harness.tracebacks import CHAINED, HEADER, Frame, Traceback, Tracebacks
 
-IN_TURN = "if two servers share the machine, --servers=in-turn"
+_IN_TURN = "if two servers share the machine, --servers=in-turn"
 
 _EXIT = "take the call of exit (sys.exit, os._exit) out of the kernel's module and of its imports"
 # (id of the cause, pattern of an exception's message or of how a process ended, remedy with the pattern's groups). The first row
@@ -26,14 +26,14 @@ _EXIT = "take the call of exit (sys.exit, os._exit) out of the kernel's module a
 # fmt: off
 CAUSES: tuple[tuple[str, str, str], ...] = (
     ("gpu-shared", r"memory capacity is unbalanced|GPUs may be occupied|less than desired GPU memory|increased during load",
-     f"something else takes GPU memory while the server loads: end it (nvidia-smi lists it), or, {IN_TURN}"),
+     f"something else takes GPU memory while the server loads: end it (nvidia-smi lists it), or, {_IN_TURN}"),
     ("gpu-memory", r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|OutOfMemoryError",
-     f"free GPU memory (nvidia-smi lists who holds it), or use a smaller --model, or, {IN_TURN}"),
+     f"free GPU memory (nvidia-smi lists who holds it), or use a smaller --model, or, {_IN_TURN}"),
     ("gpu-shared-memory", r"OutOfResources.*shared memory|out of resource: shared memory",
      "the kernel needs more shared memory than this GPU has: make its blocks smaller, or use fewer stages"),
     ("host-memory", r"DefaultCPUAllocator: (?:can't allocate|not enough)|Cannot allocate memory|\bMemoryError\b"
      r"|not enough (?:host )?memory|failed to map segment from shared object|std::bad_alloc",
-     f"free memory on this machine, or raise its limit (ulimit -v, the container's), or use a smaller --model, or, {IN_TURN}"),
+     f"free memory on this machine, or raise its limit (ulimit -v, the container's), or use a smaller --model, or, {_IN_TURN}"),
     ("threads", r"can't start new thread|pthread_create failed|Thread creation failed"
      r"|(?:BlockingIOError|RuntimeError).*Resource temporarily unavailable",
      "raise what limits threads: their number (ulimit -u, pids.max of the container), or memory for their stacks (ulimit -v)"),
@@ -102,7 +102,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ("backend-device", r"(?:backend|kernel)\b[^\n]*(?:not (?:supported|available)|only support|requires)|unsupported[^\n]*backend",
      "name a backend that this device and this engine have; assay backends lists them"),
     ("killed", r"was killed by SIGKILL",
-     f"if the kernel log names it (dmesg -T | grep -i oom), memory ran out: free memory, use a smaller --model, or, {IN_TURN}; "
+     f"if the kernel log names it (dmesg -T | grep -i oom), memory ran out: free memory, use a smaller --model, or, {_IN_TURN}; "
      "else leave the server alone, and repeat the command, which resumes"),
     ("illegal-instruction", r"was killed by SIGILL|Python error: Illegal instruction",
      "install builds of PyTorch and of the kernel that are made for this CPU"),
@@ -116,7 +116,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
 # fmt: on
 # Causes whose patterns are specific enough to count outside exceptions, such as in a compiler's output.
 _ANYWHERE = ("host-memory", "threads", "jit-ninja", "jit-headers", "port", "flag", "disk")
-_OUT_OF_MEMORY = f"free memory on this machine, raise the container's limit, use a smaller --model, or, {IN_TURN}"
+_OUT_OF_MEMORY = f"free memory on this machine, raise the container's limit, use a smaller --model, or, {_IN_TURN}"
 _KERNEL = "repair the kernel: `assay check` calls it on shapes of every kind, without a server"
 _UNKNOWN = "read its log; `assay doctor` checks this environment"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import IO, NoReturn
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # The helpers of a killed main process have this long to exit: Python's resource tracker uses it to remove shared memory that would
 # otherwise be left behind.
 HELPER_GRACE_S = 1.0
@@ -55,7 +55,7 @@ class _Family:
 
     def __init__(self, become: Callable[[], object]) -> None:
         # Orphans of the server become children of this process, so they cannot escape into another session.
-        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.status: int | None = None
         self._shared: set[str] = set()
         self.main = os.fork()
@@ -181,7 +181,7 @@ def _watch_shared_memory() -> int:
 def _detach() -> None:
     """Put this process, the guardian's child, into a session without input, and bind its life to the guardian's."""
     guardian = os.getppid()
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guardian:
         os._exit(1)
     os.setsid()

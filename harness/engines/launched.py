@@ -31,7 +31,7 @@ from assay.harness.sides import profile_of
 from assay.harness.text import one_line
 
 _PORT_ATTEMPTS = 3
-POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
+_POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
 _LAST_LINE = 160
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -135,7 +135,7 @@ class LaunchedServer(Engine):
                     "/health to answer 200",
                     "raise --startup-timeout, or read its log for what it waits for",
                 )
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(_POLL_INTERVAL_S)
         names = client.models()
         if self._name not in names:  # adapters of the model are listed with it
             raise _PortTaken(f"{self.url} belongs to another server, which serves {names}")

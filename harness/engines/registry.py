@@ -98,7 +98,7 @@ class NativeKernel(Protocol):
         """Have the backend compute a call for a layer. Raises anything that the backend raises."""
 
 
-class NativeKernels(Protocol):
+class _NativeKernels(Protocol):
     """``native_kernel``: the engine's own attention backends, without a server. `LATENT_PAGES` has those of latents alone."""
 
     LATENT_PAGES: Mapping[str, int]
@@ -154,9 +154,9 @@ def native_noise(engine: Engine, names: Collection[str], phase: str, stored: boo
     return replace(family(BESIDE_FP8 if beside else ""), merged=merged).name
 
 
-def native_kernels(engine: Engine) -> NativeKernels:
+def native_kernels(engine: Engine) -> _NativeKernels:
     """Return the module with an engine's own attention backends as kernels."""
-    return cast(NativeKernels, module(engine, "native_kernel"))
+    return cast(_NativeKernels, module(engine, "native_kernel"))
 
 
 def features(engine: Engine) -> Features:

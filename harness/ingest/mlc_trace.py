@@ -35,7 +35,7 @@ from assay.harness.text import counted, one_line
 
 _ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
 """Letters of the actions, in polling order. The first action that computes something ends the step."""
-ADD, FORK = "kv_cache_add_sequence_func_", "kv_cache_fork_sequence_func_"
+_ADD, _FORK = "kv_cache_add_sequence_func_", "kv_cache_fork_sequence_func_"
 _PREFILLS = (
     *"single_batch_prefill_func_ single_batch_extend_func_ prefill_func_ extend_func_".split(),
     *"single_batch_prefill_to_last_hidden_func_ prefill_to_last_hidden_func_".split(),
@@ -52,8 +52,8 @@ _REQUEST_MARK, _CALL = re.compile(r"# [A-Z]+ REQUEST"), re.compile(rf"{re.escape
 _SHOWN, _ROWS_SHOWN, _VIOLATIONS_SHOWN = 5, 100, 5
 # How a request got its sequence.
 _SEQUENCE = {
-    ADD: "adds a sequence: its prefill runs without a cached prefix",
-    FORK: "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix",
+    _ADD: "adds a sequence: its prefill runs without a cached prefix",
+    _FORK: "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix",
 }
 
 
@@ -178,7 +178,7 @@ class StepTrace:
 
 
 _CALLS: dict[str, Iterable[str]] = {
-    "A": (ADD, FORK), "(": ("kv_cache_begin_forward_func_",), ")": ("kv_cache_end_forward_func_",), "e": ("embed_func_",),
+    "A": (_ADD, _FORK), "(": ("kv_cache_begin_forward_func_",), ")": ("kv_cache_end_forward_func_",), "e": ("embed_func_",),
     "s": ("softmax_func_",), "g": ("gpu_multinomial_from_uniform_func_", "gpu_sample_with_top_p_func_"),
     "m": _PREFILLS, "c": _DECODES, "v": ("verify_func_", "verify_to_last_hidden_func_"),
 }  # fmt: skip
@@ -265,7 +265,7 @@ def timeline(trace: StepTrace) -> Timeline:
 def _lanes(track: Track, per: int) -> TimelineTrack:
     groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
     lanes = {name: "".join(_cell(group, name) for group in groups) for name in _ACTIONS}
-    got = {ADD: "adds its sequence, ", FORK: "forks its sequence, "}.get(track.sequence[0], "")
+    got = {_ADD: "adds its sequence, ", _FORK: "forks its sequence, "}.get(track.sequence[0], "")
     note = f"{got}{counted(sum(track.tokens), 'token')}"
     return TimelineTrack(name=track.name, note=note, lanes=lanes)
 

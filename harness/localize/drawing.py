@@ -100,11 +100,11 @@ class Drawer:
         return replace(shape, phase=phase, lens=tuple(lens), **changes)
 
     def _value(self, name: str) -> Any:
-        """Draw a value of an axis. Every third draw of what calls ask for combines two features."""
+        """Draw a value of an axis. Every second draw of what calls ask for changes or adds one of the base's features."""
         drawn: Any = self._random.choice(self._axes.get(name) or self._lab.guard.assay.phases)
-        if name == "asked" and self._random.random() < 0.3:
-            more: tuple[str, ...] = self._random.choice(self._axes[name])
-            drawn = drawn if {value[:5] for value in drawn} & {value[:5] for value in more} else (*drawn, *more)
+        if name == "asked" and self._random.random() < 0.5:
+            kinds = {value[:5] for value in drawn}
+            drawn = *(value for value in self._place.shape.asked if value[:5] not in kinds), *drawn
         return drawn
 
     def _sequence(self, single: bool, count: int) -> tuple[int, int]:

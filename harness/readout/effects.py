@@ -14,7 +14,7 @@ from assay.harness.attention.bugs.bug import Bug, Change, Compute, changing
 from assay.harness.attention.bugs.family import BY_ID, FAMILY
 from assay.harness.attention.bugs.precision import denominator_rounded, inputs_rounded, scores_rounded, weights_rounded
 from assay.harness.attention.oracle import sequences
-from assay.harness.localize.reading import Flags, Numbers, softmax
+from assay.harness.localize.reading import Flags, Numbers, scores_of, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import DESCALES, TIMES, Formula, constant_formula
 from assay.harness.readout.operators import Effect, Told
@@ -168,6 +168,8 @@ _RESCALED = {
     "denominator": ((0, 1), "the numerator is not rescaled when the maximum rises"),
     "late": ((1, 1), "the denominator is rescaled after the new tile was added to it"),
     "rarely": ((1, 1), "the sums over earlier tiles are not rescaled when the maximum rises by less than {least:g}"),
+    "base2": ((1 / math.log(2),) * 2, "earlier tiles are rescaled by exp of a difference that is in base 2"),
+    "base-e": ((math.log(2),) * 2, "earlier tiles are rescaled by exp2 of a difference that is in base e"),
 }
 
 
@@ -175,7 +177,8 @@ def _online_softmax(tile: int, law: str, least: float = 0.0) -> Told:
     """Return the effect of an online softmax that rescales earlier tiles wrongly when a later tile raises the running maximum.
 
     The laws are "neither" sum is rescaled; only the "numerator" is, or only the "denominator"; "late": the denominator is, but
-    after the tile was added; and "rarely": both are, but only if the maximum rises by `least` or more.
+    after the tile was added; "rarely": both are, but only if the maximum rises by `least` or more; and "base2" and "base-e": the
+    exponential has the other base.
     """
     tiles = f"online softmax over {f'tiles of {tile} keys' if tile > 1 else 'one key at a time'}"
     words = f"{tiles}: {_RESCALED[law][1].format(least=least)}"
@@ -252,6 +255,10 @@ Answer = tuple[Queries, Numbers, Flags]
 """Queries, the kernel's outputs, [rows, heads, head_dim_v], and flags of the wrong ones, bool [rows * heads]."""
 
 
+def _of_tile(size: int, h: Ints, group: int, _: int) -> Ints:
+    return h // size * size // group
+
+
 # Description of a wrong kv head -> a function of (q head h, q heads per kv head G, kv heads) that returns it.
 _KV_HEADS: dict[str, Callable[[Ints, int, int], Ints]] = {
     "the first kv head": lambda h, _, kv_heads: 0 * h,
@@ -259,6 +266,7 @@ _KV_HEADS: dict[str, Callable[[Ints, int, int], Ints]] = {
     "kv head h mod num_kv_heads": lambda h, _, kv_heads: h % kv_heads,
     "kv head h // num_kv_heads": lambda h, _, kv_heads: h // kv_heads,
     "kv head h mod G": lambda h, group, _: h % group,
+    **{f"the kv head of q head (h rounded down to {n})": partial(_of_tile, n) for n in (2, 4, 8, 16, 32)},
 }
 
 
@@ -281,12 +289,87 @@ def _kv_heads() -> Iterator[Told]:
             yield Told(text, _of_kv_head, (what, words, beyond), 1.2 + 0.2 * (what == "V") + 0.2 * bool(past))
 
 
+def _of_row_tile(size: int, row: Ints, starts: Ints) -> Ints:
+    return np.searchsorted(starts, row // size * size, "right") - 1
+
+
+# Whose keys a query may see as if it were a query of theirs -> a function of (its packed row, cu_seqlens_q) that returns the index
+# of that sequence.
+_ROWS_OF: dict[str, Callable[[Ints, Ints], Ints]] = {
+    "the previous sequence": lambda row, starts: np.searchsorted(starts, row, "right") - 2,
+    "the next sequence": lambda row, starts: np.searchsorted(starts, row, "right"),
+    "the first sequence": lambda row, starts: 0 * row,
+    "the last sequence with cu_seqlens_q[b] < r": lambda row, starts: np.searchsorted(starts, row) - 1,
+    **{
+        f"the sequence of packed row (r rounded down to {n})": partial(_of_row_tile, n) for n in (4, 8, 16, 32, 64, 128)
+    },
+}
+
+
+def _as_row_of(queries: Queries, whose: str) -> Numbers:
+    row, (q, k) = queries.rows, zip(*sequences(queries.call), strict=True)
+    of = _ROWS_OF[whose](row, np.array([rows.start for rows in q])).clip(0, len(q) - 1)
+    begin, end, behind = np.array([(keys.start, keys.stop, rows.stop) for rows, keys in zip(q, k, strict=True)])[of].T[
+        ..., None
+    ]
+    key = np.arange(queries.call.k.shape[0])
+    seen = (key >= begin) & (key < end) & ((key <= row[:, None] - behind + end) | (not queries.call.causal))
+    return queries.of_own(softmax(queries.own_scores, seen[:, None], queries.sinks))
+
+
+def _scored(queries: Queries, change: Callable[[Queries], Numbers]) -> Numbers:
+    return queries.attended(change(queries))
+
+
+def _of_some_dims(size: int, queries: Queries) -> Numbers:
+    """Return scores over head dims up to the last multiple of a size."""
+    dims = queries.call.q.shape[2] // size * size
+    call = queries.call.with_tensors(
+        {**queries.call.tensors, "q": queries.call.q[..., :dims], "k": queries.call.k[..., :dims]}
+    )
+    return np.asarray(scores_of(call, queries.rows)[:, np.arange(queries.heads), queries.own])
+
+
+def _clamped(low: float, high: float, queries: Queries) -> Numbers:
+    return np.clip(queries.own_scores, low, high)
+
+
+def _uncapped(share: float, queries: Queries) -> Numbers:
+    """Return scores without the soft cap where they are below this share of it."""
+    scores, cap = queries.own_scores, queries.call.spec.softcap
+    if not cap:
+        return scores
+    plain = cap * np.arctanh(np.clip(scores / cap, -1 + 1e-12, 1 - 1e-12))
+    return np.where(np.abs(plain) < share * cap, plain, scores)
+
+
+# Absolute values at which kernels clamp scores: exp overflows float16 at 11 and float32 at 88.
+_CLAMPS = (8, 10, 11, 15, 16, 20, 25, 30, 32, 40, 50, 60, 64, 80, 88, 100)
+
+
+def _of_scores() -> Iterator[Told]:
+    """Yield effects that change scores one by one: some head dims are left out, or they are clamped."""
+    for size in (16, 32, 64, 128):
+        words = f"Q K^T leaves out the head dims from (head_dim rounded down to {size}) on"
+        yield Told(words, _scored, (partial(_of_some_dims, size),), 1.5)
+    for share, words in ((0.25, "a quarter of"), (0.5, "half"), (1.0, "")):
+        text = f"scores are not capped below {words} the soft cap".replace("  ", " ")
+        yield Told(text, _scored, (partial(_uncapped, share),), 1.7)
+    for value in _CLAMPS:
+        yield Told(f"scores are clamped to {-value} to {value}", _scored, (partial(_clamped, -value, value),), 1.8)
+        yield Told(f"scores above {value} count as {value}", _scored, (partial(_clamped, -math.inf, value),), 1.7)
+
+
 def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
     """Yield effects that are tried for any reading."""
     yield from _kv_heads()
     yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
     yield from (multiplied(*both, cost=2.0) for both in DESCALES)
     yield from _block_scales()
+    yield from _of_scores()
+    for whose in _ROWS_OF:
+        words = f"query i sees the keys of {whose} instead of its own, as if it were one of its queries"
+        yield Told(words, _as_row_of, (whose,), 1.5)
     yield from _online_softmaxes()
     factors: list[float] = []
     for queries, actual, bad in answers:

@@ -47,7 +47,7 @@ def row_table(call: AttentionCall, rows: Sequence[int]) -> dict[str, Ints]:
         "first_prefix": prefix[0] * ones, "most_total": total.max() * ones, "most_new": new.max() * ones,
         "first_new": new[0] * ones, "least_prefix": prefix.min() * ones,
         "peers_after": call.heads.group - 1 - head % call.heads.group, "most_prefix": prefix.max() * ones,
-        **_tiles(i, new[seq], prefix[seq], call.heads.group),
+        **_tiles(i, new[seq], prefix[seq], call.heads.group, max(call.spec.mask.window, 0)),
         "ranked_total": total[np.argsort(np.argsort(-total, kind="stable"), kind="stable")][seq],
     }  # fmt: skip
 
@@ -73,13 +73,16 @@ _ROWS = (64, 128)
 _TILE_NAMES = (*map(str, _TILES), *(f"packed_{rows}" for rows in _ROWS))
 
 
-def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
-    """Return the positions of the first and the last query of a query's tile of new tokens, for each tile size."""
+def _tiles(i: Ints, new: Ints, prefix: Ints, group: int, window: int) -> dict[str, Ints]:
+    """Return the positions of the first and the last query of a query's tile of new tokens, and the first key in the window of
+    the last (0 without a window), for each tile size.
+    """
     columns: dict[str, Ints] = {}
     sizes = (*_TILES, *(max(1, rows // group) for rows in _ROWS))
     for name, size in zip(_TILE_NAMES, sizes, strict=True):
         columns[f"first_{name}"] = i // size * size + prefix
         columns[f"last_{name}"] = np.minimum(i // size * size + size, new) - 1 + prefix
+        columns[f"low_{name}"] = np.where(window > 0, np.maximum(columns[f"last_{name}"] - window + 1, 0), 0)
     return columns
 
 
@@ -155,7 +158,7 @@ def _in_blocks(name: str, cost: float) -> list[Term]:
 ROW_TERMS: tuple[Term, ...] = (
     *_named(("tried", 0.0), ("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("causal", 0.4), ("layer", 0.5), ("member", 0.6)),
     *_amounts(("pos", 0.5), ("i", 0.5), ("after", 0.5), ("head", 0.7), ("kv", 0.8)),
-    Term("i", "prefix", cost=1.2), Term("heads", "head", cost=0.7),
+    Term("i", "prefix", cost=1.2), Term("pos", "window", cost=0.6), Term("heads", "head", cost=0.7),
     *(term for name, cost in (("i", 0.9), ("pos", 0.9), ("after", 1.3)) for term in _residues(name, cost)),
     *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
     *_residues("head", 1.0, (2, 3, 4)),
@@ -165,7 +168,7 @@ ROW_TERMS: tuple[Term, ...] = (
 _ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
     ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),
     ("j", "least_prefix", ("down",)), ("fresh", "i", ("up", "down", "mod")),
-    ("fresh", "new", ("up", "down")), ("ahead", "prefix", ("up", "down", "mod")),
+    ("fresh", "new", ("up", "down")), ("ahead", "prefix", ("up", "down", "mod")), ("i", "fresh", ("mod",)), ("pos", "j", ("mod",)),
 )  # fmt: skip
 PAIR_TERMS: tuple[Term, ...] = (
     Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
@@ -180,7 +183,7 @@ PAIR_TERMS: tuple[Term, ...] = (
       for name, minus, roundings in _ROUNDED for rounding in roundings for b in _BLOCKS),
     *(Term("fresh", "i", block=b, cost=0.7) for b in _BLOCKS),
     *(Term("j", f"{end}_{size}", block=b, cost=0.9 + 0.2 * (b == 1))
-      for end in ("first", "last") for size in _TILES for b in (1, size)),
+      for end in ("first", "last", "low") for size in _TILES for b in (1, size)),
     *(Term("pos", "j", block=b, cost=0.7) for b in _BLOCKS), *(Term("j", "total", block=b, cost=0.7) for b in _BLOCKS),
     *(Term("j", "prefix", block=b, cost=0.9) for b in _BLOCKS), *(Term("i", "j", block=b, cost=0.9) for b in _BLOCKS),
     *_residues("j", 0.7), *_in_blocks("j", 0.6), *(Term("pos", "j", modulo=m, cost=0.9) for m in _RESIDUES),

@@ -46,6 +46,8 @@ _ROUNDS, _AGAINST = 4, 12
 _LITTLE = 0.02
 # Calls to decide between rivals in each round, and shapes to consider for them.
 _TELLING, _LOOKED_AT = 6, 60
+# Factors of q by which scores get all sizes.
+_SIZES = (0.5, 2.0, 4.0, 8.0, 16.0, 32.0)
 # Fresh calls to test an operator in each round.
 _FRESH = 12
 # Relative error of a query, L1, that rounding explains: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both weights
@@ -219,6 +221,7 @@ class _Search:
             return
         self._seek([*wrong[::2][:_FIRST_WRONG], *right[::2][:_FIRST_RIGHT]])
         fitter.read(fitter.samples, _READ_AT_ONCE)
+        self._grade(wrong)
         explained = -1.0
         for _ in range(_ROUNDS):
             operators = fitter.fit()
@@ -235,6 +238,21 @@ class _Search:
             fitter.read(against[:_AGAINST], _READ_AGAIN)
         fitter.operator = fitter.fit()[0]
         self._challenge(fitter.operator)
+
+    def _grade(self, wrong: Sequence[Sample]) -> None:
+        """Ask for wrong calls with scores of all sizes, which tell a limit on scores, or on their rise, from another.
+
+        Larger scores have larger errors in narrow dtypes, and with a quantisation.
+        """
+        if self._dtype != torch.float32 or self._quantised or self._prober.device != "cpu":
+            return
+        for n, size in enumerate(_SIZES):
+            shape = shape_of(wrong[n * len(wrong) // len(_SIZES)].call)
+            if (call := self._made(replace(shape, data="normal"))) is not None:
+                call = replace(call, q=call.q * size)
+                if (out := self._prober(call)) is not None:
+                    self.told.append(sample_of(call, out, self._error, self._draw))
+        self._seek(self.told)
 
     def _seek(self, samples: Iterable[Sample]) -> None:
         for sample in samples:

@@ -45,6 +45,7 @@ SYMBOLS = {
     "least_prefix": "the smallest prefix of the batch",
     **{f"{end}_{name}": f"p of the {end} query in its tile of {words}"
        for end in ("first", "last") for name, words in _TILE_WORDS.items()},
+    **{f"low_{name}": f"first key in the window of the last query in its tile of {words}" for name, words in _TILE_WORDS.items()},
 }  # fmt: skip
 """Names of the features in an expression of a sentence."""
 _FLAGS = frozenset({"decode", "causal"})

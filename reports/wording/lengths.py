@@ -35,7 +35,7 @@ _UNINFORMATIVE = {
 }
 
 
-def nothing_compared(why: str, prompts: int) -> str:
+def _nothing_compared(why: str, prompts: int) -> str:
     """Say why no lengths are compared."""
     return _UNINFORMATIVE[why].format(prompts)
 
@@ -43,7 +43,7 @@ def nothing_compared(why: str, prompts: int) -> str:
 @says
 def _lengths_prove_nothing(why: str, prompts: int) -> Found:
     return Found(
-        f"{nothing_compared(why, prompts)}, so their lengths prove nothing",
+        f"{_nothing_compared(why, prompts)}, so their lengths prove nothing",
         "use a model that ends its answers, or a higher token limit",
     )
 

@@ -16,7 +16,16 @@ from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, key_factors
 from assay.harness.readout.conditions import Condition, Literal, Term
 from assay.harness.readout.edges import Amount, Sum
-from assay.harness.readout.effects import Answer, _block_scales, _kv_heads, _online_softmax, general_effects, merged, multiplied
+from assay.harness.readout.effects import (
+    Answer,
+    _block_scales,
+    _kv_heads,
+    _of_scores,
+    _online_softmax,
+    general_effects,
+    merged,
+    multiplied,
+)
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import DESCALES, SCALES, TIMES, Formula, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
@@ -112,7 +121,7 @@ def test_keys_whose_weight_would_be_too_small_to_read_do_not_hide_a_rule() -> No
 @pytest.mark.few(8)
 @pytest.mark.parametrize("effect", [
     next(_kv_heads()), multiplied(output=TIMES[0]), multiplied(output=constant_formula(0.9)), block_scale("v", 4, "previous"),
-    *(_online_softmax(8, law) for law in ("neither", "numerator", "denominator", "late")),
+    *(_online_softmax(8, law) for law in ("neither", "numerator", "denominator", "late", "base2")), *list(_of_scores())[::9],
 ])  # fmt: skip
 def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect) -> None:
     answers: list[Answer] = []

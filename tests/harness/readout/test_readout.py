@@ -94,6 +94,37 @@ def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> N
     assert found.cpu_seconds > 0
 
 
+def left_most(call: AttentionCall) -> Tensor:
+    """A query finds its sequence by a binary search with the wrong side."""
+    every, rows = requests(call), torch.arange(len(call.q))
+    of = (torch.searchsorted(call.cu_seqlens_q.long(), rows) - 1).clamp(min=0)
+    starts = call.cu_seqlens_q.tolist()
+    outs = []
+    for row, b in zip(rows.tolist(), of.tolist(), strict=True):
+        one = every[b]
+        seen = torch.arange(one.len_k)[None] <= row - starts[b] + one.prefix
+        wide = replace(one, q=call.q[row : row + 1].double().transpose(0, 1), visible=seen)
+        outs.append(attend(wide).transpose(0, 1))
+    return torch.cat(outs).to(call.q.dtype)
+
+
+def heads_of_a_tile(call: AttentionCall) -> Tensor:
+    heads = torch.arange(call.q.shape[1]) // 4 * 4 // call.heads.group
+    spread = replace(call, k=call.k[:, heads], v=call.v[:, heads])
+    return by_sequence(lambda one: one)(spread)
+
+
+@pytest.mark.slow  # fast: test_a_fault_is_read_off_in_one_sentence
+@pytest.mark.parametrize(("kernel", "sentence"), [
+    (left_most, "query i sees the keys of the last sequence with cu_seqlens_q[b] < r instead of its own, as if it were one of its "
+     "queries"),
+    (heads_of_a_tile, "q head h reads K and V of the kv head of q head (h rounded down to 4)"),
+], ids=["row", "head"])  # fmt: skip
+def test_what_belongs_to_another_sequence_or_head_is_read_off(kernel: Kernel, sentence: str) -> None:
+    found = read(kernel)
+    assert (found.sentence, found.exact, found.predicts) == (sentence, True, True)
+
+
 # Kernels that hardly answer
 
 
