@@ -366,7 +366,7 @@ def _refused_too_much(made: Sequence[Case], computed_cases: Sequence[Case]) -> l
 
 
 def _never_computed(phase: str, asked: Sequence[Conditions], computed: Sequence[Conditions]) -> list[str]:
-    """List the values that a kernel refused in all calls of a phase: by the axis that explains the refusals, if there is one."""
+    """List the values that a kernel computed in no call of a phase: by the axis that explains these calls, if there is one."""
     lost = [condition for condition in asked if condition not in computed]
     only = separating(lost, computed) if lost else None
     if only is not None and only.name in DECLARABLE:
@@ -382,4 +382,4 @@ def _never_computed(phase: str, asked: Sequence[Conditions], computed: Sequence[
 
 def _every(phase: str, axis: str, refused: Sequence[str], computed: Sequence[str]) -> str:
     what = "a cached prefix" if axis == "cached prefix" else f"{axis} {' or '.join(refused)}"
-    return f"every {phase} call with {what} was refused{advice_on(axis, computed)}"
+    return f"no {phase} call with {what} was computed{advice_on(axis, computed)}"

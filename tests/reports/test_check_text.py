@@ -163,7 +163,7 @@ def test_what_is_missing_has_a_line_each() -> None:
         assert text.count("Missing for a pass: ") == len(result.missing)
         for one in result.missing:
             assert one in text
-    [dtype] = [one for one in result.missing if "dtype float32 was refused" in one]
+    [dtype] = [one for one in result.missing if "dtype float32 was computed" in one]
     assert dtype.endswith(('dtypes=("bfloat16", "float16")', 'dtypes=("float16", "bfloat16")'))
 
 

@@ -7,7 +7,7 @@ without them one query of each sequence, [batch, num_q_heads, head_dim], or as F
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -21,13 +21,14 @@ from assay.harness.attention.adapters.adapter import (
     Adapter,
     Attend,
     Parameters,
+    beside_each_other,
     block_table,
     longest,
     out_of,
     scaled,
 )
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
-from assay.harness.attention.paging import paged
+from assay.harness.attention.paging import PagedKV, paged
 
 _PAGES = (16, 32, 64)
 # Of a function that says that it takes another size, the first that it takes is tried.
@@ -55,12 +56,23 @@ class _Spelled(Adapter):
         return tuple(name for name in self.passes if not parameters.first(_ROLES.get(name, _EDGES)))
 
 
+def _laid_out(pool: PagedKV, layout: str) -> PagedKV:
+    """Lay the caches out as a call's K and V are: both or K as parts of a cache, or with the tokens of a head together."""
+    if layout == "heads first":
+        k, v = (cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in (pool.k, pool.v))
+        return replace(pool, k=k, v=v)
+    if layout in ("sliced", "each its own"):
+        both = beside_each_other(pool)
+        return both if layout == "sliced" else replace(both, v=pool.v)
+    return pool
+
+
 def _lay_out(function: Any, parameters: Parameters, call: AttentionCall, usual: int = _PAGES[0]) -> Attend:
     edges = parameters.first(_EDGES)
     if not edges and set(call.lens_q) != {1}:
         raise KernelRefused("without cu_seqlens_q, it takes one query of each sequence")
     page = next((page for page in _PAGES if f"{PAGED}: pages of {page} tokens" in call.spec.ways), usual)
-    pool, (most_q, most_k) = paged(call, page), longest(call)
+    pool, (most_q, most_k) = _laid_out(paged(call, page), call.spec.layout), longest(call)
     name = {role: parameters.first(names) for role, names in _ROLES.items()}
     batched = not edges and name["seq_lens"] == "cache_seqlens"
     table = block_table(pool, page, most_k)

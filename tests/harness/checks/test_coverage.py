@@ -171,7 +171,7 @@ def test_the_advice_on_a_refusal_names_the_axis_that_separates() -> None:
 
     result = check(no_prefix, phases=["extend"], dtypes=["float16"], calls=0)
     assert result.verdict == "inconclusive"
-    assert "every extend call with a cached prefix was refused; declare what it supports: prefix=False" in result.missing
+    assert "no extend call with a cached prefix was computed; declare what it supports: prefix=False" in result.missing
     assert not [one for one in result.missing if "dtype" in one or "head_dim" in one]
     [gap] = result.coverage.gaps
     assert gap.what == "a cached prefix"

@@ -102,6 +102,20 @@ def test_a_wrong_function_fails(what: str, failing_cases: Callable[[Kernel, Sequ
     assert failing_cases(kernel, some_cases(kernel, 15))
 
 
+@pytest.mark.parametrize("layout", ["sliced", "heads first", "each its own"])
+def test_caches_are_laid_out_in_memory_as_a_call_asks(layout: str) -> None:
+    def contiguous(q, k_cache, v_cache, block_table, seq_lens, sm_scale):  # type: ignore[no-untyped-def]
+        k, v = (x.as_strided(x.shape, torch.empty(x.shape).stride()) for x in (k_cache, v_cache))
+        return plain(q, k, v, block_table, seq_lens, sm_scale)
+
+    right, wrong = (kernels.taking_calls("mine", function) for function in (plain, contiguous))
+    every = [case for case in cases(("decode",), dtypes=["float32"], declared=declaration(right)) if case.draw().q.shape[1] < 9]
+    asked = [case for case in every if case.draw().spec.layout == layout][:3]
+    packed = [case for case in every if case.draw().spec.layout == "packed"][:3]
+    assert set(check(wrong, cases=[*asked, *packed], calls=0, read_out=0, repeats=0).failing) == {case.name for case in asked}
+    assert check(right, cases=[*asked, *packed], calls=0, read_out=0, repeats=0).verdict == "pass"
+
+
 def test_a_function_of_one_size_of_pages_gets_it_and_the_others_are_a_gap() -> None:
     def mine(q, k_cache, v_cache, block_table, seq_lens, sm_scale):  # type: ignore[no-untyped-def]
         assert k_cache.shape[1] == 128, "the page size must be 128"
