@@ -139,7 +139,8 @@ def honest_outputs(
     for way, count in zip(_ways(used), _by_way(members, len(_ways(used))), strict=False):
         draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch, lse, whole)
         for group in groups:
-            _answer(group, call, draw, result[first : first + count])
+            if group.k.shape[1]:  # without keys, a format has nothing to round
+                _answer(group, call, draw, result[first : first + count])
         first += count
     return result
 

@@ -149,6 +149,13 @@ def test_a_finer_scale_costs_less() -> None:
     assert errors[0] > 1.2 * errors[-1]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("lse", [False, True])
+def test_sequences_without_keys_have_no_noise(name: str, lse: bool) -> None:
+    call = call_of([(5, 3), (2, -2)], (4, 2), 64, torch.float16, "cpu")
+    assert not honest_outputs(call, FAMILIES[name], torch.tensor([5, 6]), lse=lse).any()
+
+
 def test_smoothing_removes_what_all_keys_share() -> None:
     common = torch.linspace(-6, 6, 64).half()
     call = replace(CALL, k=CALL.k + common)
