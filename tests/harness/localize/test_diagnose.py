@@ -60,6 +60,15 @@ def test_the_seed_case_is_named() -> None:
     assert finding.reproduce == "assay replay pack"
 
 
+def test_a_bug_is_not_named_for_one_call_if_it_would_show_on_correct_ones() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        return fault("mask-top-left")(call) if list(call.lens_q) == [9] else rounded_oracle(call)
+
+    [cause] = causes(run_and_repeat(kernel, calls(1)))
+    assert len(cause.failing) == 1
+    assert not cause.hypotheses
+
+
 ALL = "all 2 layers, all 4 heads"
 PLAIN = f"extend, {ALL}"
 
