@@ -269,7 +269,7 @@ def test_every_command_ends_soon_whatever_is_in_place_of_a_file(
     histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, damage: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bisection, "measure", lambda *_, **__: Measurement(status="build", reason="no compiler"))
+    monkeypatch.setattr(bisection, "_measure", lambda *_, **__: Measurement(status="build", reason="no compiler"))
     if store in ("model", "settings", "questions", "baselines"):  # what a model can do without is let through
 
         def none(*_: object, **__: object) -> NoReturn:

@@ -42,7 +42,7 @@ def test_a_package_that_is_too_old_is_found_before_a_server_starts_and_by_the_do
     with pytest.raises(UsageError, match=said):
         prepare(RunSpec.of(reference="torch_native", candidate="torch_native"))
     found = {one.id: one for one in examine(RunSpec.of(reference="torch_native", candidate="torch_native"))}
-    row = found["check" if name == "torch" else "packages"]
+    row = found["packages" if name == "httpx-aiohttp" else "check"]
     assert row.status == "missing"
     assert re.search(said, row.found)
 
