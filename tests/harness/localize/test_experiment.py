@@ -36,11 +36,13 @@ def zeros_where(wrong: Wrong) -> Callable[[AttentionCall], Tensor]:
     return kernel
 
 
-def tried(kernel: Kernel, place: Place, most: int = 900, fault: Fault | None = None, memory: bool = False) -> Experiments:
+def tried(
+    kernel: Kernel, place: Place, most: int = 900, fault: Fault | None = None, memory: bool = False, seed: int = 0
+) -> Experiments:
     dims = frozenset((dim, dim) for dim in (64, 96, 128))
     guard = Guard(kernel, memory=memory)
     lab = Lab(guard, dims, (torch.float32, torch.bfloat16), "cpu", lambda: 0.0, most, fault or WrongOutputs())
-    return experiment(lab, [place])
+    return experiment(lab, [place], seed=seed)
 
 
 EXTEND, DECODE = Place(Shape("extend", ((150, 213),)), 0), Place(Shape("decode", ((1, 77),) * 4), 2)
@@ -380,6 +382,6 @@ def test_a_rule_that_all_wrong_calls_meet_is_not_limited_to_the_dtype_in_which_a
     def wrong(call: AttentionCall, b: int, new: int, prefix: int) -> bool:
         return prefix >= 129 and (call.q.dtype == torch.float32 or (new + prefix) % 4)
 
-    found = tried(zeros_where(wrong), EXTEND)
+    found = tried(zeros_where(wrong), EXTEND, seed=1)  # some draws have no call that shows the exception
     assert found.tried is not None
     assert (words(found.tried.rule), found.tried.context, found.tried.always) == ("cached prefix >= 129", {}, False)
