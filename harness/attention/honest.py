@@ -139,8 +139,7 @@ def honest_outputs(
     for way, count in zip(_ways(used), _by_way(members, len(_ways(used))), strict=False):
         draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch, lse, whole)
         for group in groups:
-            if group.k.shape[1]:  # without keys, a format has nothing to round
-                _answer(group, call, draw, result[first : first + count])
+            _answer(group, call, draw, result[first : first + count])
         first += count
     return result
 
@@ -318,7 +317,7 @@ class _Draw:
         how: Quantised | None = getattr(self.family, what)
         x = x.to(self.work)
         every = x.expand(members, *x.shape)
-        if how is None:
+        if how is None or not x.numel():  # without keys, a format has nothing to round
             return self.operand(every) if self._cuts_operands else x[None]
         if not FORMATS[how.format].scaled:
             return x[None] if self.dtype == torch.float16 else self.rounded(every, torch.float16)
