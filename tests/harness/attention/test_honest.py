@@ -155,7 +155,9 @@ def test_sequences_without_keys_have_at_most_the_rounding_of_their_sinks(name: s
     call, rows = call_of([(5, 3), (2, -2)], (4, 2), 64, torch.float16, "cpu").with_spec(sinks=sinks), torch.tensor([5, 6])
     assert not (honest_outputs(call, FAMILIES[name], rows) - oracle(call, rows)).nan_to_num(nan=0.0).any()
     off = honest_outputs(call, FAMILIES[name], rows, lse=True)[..., 0] - log_sum_exp(call, rows)
-    assert float(off.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()) < 2e-3  # that of a sum in float16
+    assert (
+        float(off.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()) < 1e-2
+    )  # sums in float16; without sinks it would be .5 to 2
 
 
 def test_smoothing_removes_what_all_keys_share() -> None:
